@@ -1,0 +1,52 @@
+"""Frozen dataclasses to and from JSON, every value checked."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from mae.errors import UsageError
+
+Record = TypeVar("Record")
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """Plain JSON values, one key a field; paths as text, tuples as lists."""
+    return json.loads(json.dumps(asdict(record), default=str))
+
+
+def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Record:
+    """The inverse of `to_json`; fields that are not there keep their default.
+
+    Args:
+        kind: the dataclass.
+        values: JSON values; tuples and paths pass too.
+        what: what an entry is called in messages, such as `option`.
+
+    Raises:
+        UsageError: an unknown key (the nearest known is named), a value of the wrong kind, or one that the
+            dataclass refuses.
+    """
+    from pydantic import TypeAdapter, ValidationError  # slow to import; printing help needs no JSON
+
+    check_known(values, [field.name for field in fields(kind)], what=what)  # type: ignore[arg-type]
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(dict(values), default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "value_error":  # the dataclass's own words
+            raise UsageError(first["msg"].removeprefix("Value error, ")) from error
+        raise UsageError(f"{what} {first['loc'][0]} is {first['input']!r}: {first['msg'].lower()}") from error
+
+
+def check_known(given: Collection[str], known: Collection[str], *, what: str) -> None:
+    """Refuse names that are not known.
+
+    Raises:
+        UsageError: the first unknown name, with the nearest known ones.
+    """
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
+            raise UsageError(f"unknown {what} {name!r}; did you mean {' or '.join(near[:3])}?")
