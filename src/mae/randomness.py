@@ -1,0 +1,68 @@
+"""Random numbers that are pure functions of a key, so that a run is the same however it is cut up.
+
+A sample's crop, flip and mask depend on `(seed, epoch, sample id)` alone: not on the number of workers or
+processes, not on what was drawn before, not on the device, not on a library's version. The generator is
+SplitMix64 (Steele, Lea & Flood 2014) used as a counter: the n-th number of a key is the finalizer of
+`key + n * golden`. All arithmetic is 64-bit and wraps.
+"""
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+class Stream(IntEnum):
+    """What a number is drawn for; two streams of one key share nothing."""
+
+    ORDER = 0
+    CROP = 1
+    MASK = 2
+    REPLACEMENT = 3
+
+
+def _signed(constant: int) -> int:
+    """The two's-complement value of an unsigned 64-bit constant, which is what an int64 tensor holds."""
+    return constant - (1 << 64) if constant >= 1 << 63 else constant
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FACTOR_1 = _signed(0xBF58476D1CE4E5B9)
+_FACTOR_2 = _signed(0x94D049BB133111EB)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer; `>>` keeps the sign of an int64, so the sign's copies are masked away."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _FACTOR_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _FACTOR_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def sample_keys(seed: int, epoch: int, ids: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """One key for each sample id in an epoch of a seeded run.
+
+    Args:
+        seed: the run's seed, `0 <= seed < 2**63`.
+        epoch: the epoch's number.
+        ids: the samples' numbers.
+    """
+    run = _mix(torch.tensor(seed, dtype=torch.int64, device=ids.device) + _GOLDEN)
+    return _mix(_mix(run + epoch) + ids)
+
+
+def _bits(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Int64[Tensor, "B count"]:
+    start = _mix(keys + (int(stream) + 1))
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device)
+    return _mix(start.unsqueeze(-1) + counter * _GOLDEN)
+
+
+def uniform(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Float[Tensor, "B count"]:
+    """`count` numbers in `[0, 1)` for each key: float32 multiples of 2**-24, the same on every device."""
+    return ((_bits(keys, count, stream) >> 40) & 0xFFFFFF).float() * 2.0**-24
+
+
+def permutation(seed: int, epoch: int, length: int) -> Int64[Tensor, " length"]:
+    """The order in which an epoch visits `length` samples."""
+    key = sample_keys(seed, epoch, torch.zeros(1, dtype=torch.int64))
+    return _bits(key, length, Stream.ORDER).squeeze(0).argsort(stable=True)

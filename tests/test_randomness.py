@@ -1,0 +1,114 @@
+"""Known answers, independence and uniformity of the counter-based numbers."""
+
+import pytest
+import torch
+
+from mae.randomness import Stream, _mix, permutation, sample_keys, uniform
+
+MASK64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finalizer on plain unsigned integers."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def reference_key(seed: int, epoch: int, sample: int) -> int:
+    run = mix((seed + GOLDEN) & MASK64)
+    return mix((mix((run + epoch) & MASK64) + sample) & MASK64)
+
+
+def reference_uniform(key: int, count: int, stream: int) -> list[float]:
+    start = mix((key + stream + 1) & MASK64)
+    return [(mix((start + n * GOLDEN) & MASK64) >> 40) / 2**24 for n in range(1, count + 1)]
+
+
+def test_the_reference_gives_the_published_outputs_of_splitmix64() -> None:
+    published = [
+        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
+    ]  # fmt: skip
+    assert [mix((1234567 + n * GOLDEN) & MASK64) for n in range(1, 6)] == published
+
+
+def test_the_finalizer_matches_plain_integers_signs_included() -> None:
+    values = [0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**63 + 1, MASK64, GOLDEN, 1234567 + GOLDEN]
+    got = _mix(torch.tensor([signed(v) for v in values]))
+    assert [int(v) & MASK64 for v in got] == [mix(v) for v in values]
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (7, 3), (2**63 - 1, 2**40)])
+def test_keys_and_numbers_match_plain_integers(seed: int, epoch: int) -> None:
+    ids = [0, 1, 2, 12345, 2**62]
+    keys = sample_keys(seed, epoch, torch.tensor(ids))
+    assert [int(k) & MASK64 for k in keys] == [reference_key(seed, epoch, i) for i in ids]
+    for stream in Stream:
+        got = uniform(keys, 5, stream)
+        assert got.dtype == torch.float32
+        assert got.tolist() == [reference_uniform(int(k) & MASK64, 5, stream) for k in keys]
+
+
+def test_negative_and_extreme_keys_wrap_around() -> None:
+    keys = torch.tensor([-1, -(2**63), 2**63 - 1, -1234567])
+    expected = [reference_uniform(int(k) & MASK64, 4, Stream.CROP) for k in keys]
+    assert uniform(keys, 4, Stream.CROP).tolist() == expected
+
+
+def test_frozen_values_so_that_old_runs_can_be_repeated() -> None:
+    keys = sample_keys(0, 0, torch.tensor([0, 1]))
+    assert keys.tolist() == [signed(reference_key(0, 0, 0)), signed(reference_key(0, 0, 1))]
+    assert permutation(0, 0, 8).tolist() == [1, 0, 7, 4, 6, 5, 2, 3]
+
+
+def test_a_sample_does_not_depend_on_its_neighbours_or_on_how_many_numbers_are_asked_for() -> None:
+    together = uniform(sample_keys(5, 2, torch.arange(10)), 7, Stream.MASK)
+    alone = uniform(sample_keys(5, 2, torch.tensor([6])), 3, Stream.MASK)
+    assert torch.equal(together[6, :3], alone[0])
+
+
+def test_numbers_are_uniform_in_the_half_open_interval() -> None:
+    numbers = uniform(sample_keys(3, 1, torch.arange(2000)), 100, Stream.MASK)
+    assert numbers.min() >= 0 and numbers.max() < 1
+    counts = torch.histc(numbers, bins=64, min=0, max=1)
+    expected = numbers.numel() / 64
+    chi_squared = ((counts - expected).square() / expected).sum()
+    assert 20 < chi_squared < 130  # 63 degrees of freedom: mean 63, deviation 11; six deviations up
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "first", "stream"),
+    [(3, 1, 0, Stream.CROP), (3, 2, 0, Stream.MASK), (4, 1, 0, Stream.MASK), (3, 1, 1, Stream.MASK)],
+    ids=["stream", "epoch", "seed", "sample"],
+)
+def test_what_differs_in_one_thing_is_uncorrelated(seed: int, epoch: int, first: int, stream: Stream) -> None:
+    base = uniform(sample_keys(3, 1, torch.arange(500)), 100, Stream.MASK)
+    other = uniform(sample_keys(seed, epoch, torch.arange(first, first + 500)), 100, stream)
+    correlation = torch.corrcoef(torch.stack([base.flatten(), other.flatten()]))[0, 1]
+    assert abs(correlation) < 0.025  # 50000 pairs: deviation 0.0045
+    assert not torch.isin(other[0], base[0]).any()
+
+
+def test_keys_of_samples_epochs_and_seeds_do_not_collide() -> None:
+    keys = torch.cat([sample_keys(s, e, torch.arange(1000)) for s in range(4) for e in range(5)])
+    assert keys.unique().numel() == keys.numel()
+
+
+def test_permutation_visits_each_sample_once_and_changes_with_the_epoch() -> None:
+    first, second = permutation(1, 0, 1000), permutation(1, 1, 1000)
+    for order in (first, second):
+        assert torch.equal(order.sort().values, torch.arange(1000))
+    assert (first == second).sum() < 12  # one expected by chance
+    assert torch.equal(first, permutation(1, 0, 1000))
+    assert permutation(1, 0, 0).numel() == 0 and permutation(1, 0, 1).tolist() == [0]
+
+
+def test_every_place_of_a_permutation_is_equally_likely() -> None:
+    first = torch.stack([permutation(9, epoch, 10) for epoch in range(2000)])
+    counts = torch.stack([(first == value).sum(dim=0) for value in range(10)]).float()
+    assert (counts - 200).abs().max() < 6 * (2000 * 0.1 * 0.9) ** 0.5
