@@ -1,0 +1,1 @@
+"""Building blocks for any modality: patches, positions, attention, transformer blocks."""

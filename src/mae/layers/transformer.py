@@ -1,0 +1,66 @@
+"""The pre-norm transformer block of the Vision Transformer, and the initialisation MAE gives it."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mae.layers.attention import Attention
+
+LAYER_NORM_EPS = 1e-6
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between them.
+
+    Args:
+        dim: width of a token.
+        hidden_dim: width between the layers.
+    """
+
+    def __init__(self, *, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Each token by itself."""
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))` (Dosovitskiy et al. 2020).
+
+    Args:
+        dim: width of a token.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over `dim`.
+    """
+
+    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.attn = Attention(dim=dim, num_heads=num_heads)
+        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Tokens in, tokens out."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float) -> nn.Sequential:
+    """`depth` blocks, one after the other."""
+    return nn.Sequential(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio) for _ in range(depth)))
+
+
+def init_linears(module: nn.Module) -> None:
+    """MAE's initialisation of transformer weights: every linear layer Xavier-uniform with zero bias.
+
+    The fused query-key-value matrix is initialised as the one matrix it is, so its fan-out counts all three.
+    Layer norms keep PyTorch's ones and zeros.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)

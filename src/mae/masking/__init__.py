@@ -1,0 +1,1 @@
+"""Which tokens are hidden: one strategy a file."""

@@ -1,0 +1,58 @@
+"""MAE's mask: a uniformly random share of the patches of each image."""
+
+from dataclasses import dataclass
+from math import floor, prod
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from mae.errors import UsageError
+from mae.randomness import Stream, uniform
+from mae.types import Grid, MaskPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMasking:
+    """Hide `ratio` of the tokens of each image, drawn uniformly without replacement (He et al. 2021, section 3).
+
+    Attributes:
+        ratio: share of tokens hidden, in (0, 1).
+    """
+
+    ratio: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < 1:
+            raise UsageError(
+                f"mask_ratio is {self.ratio}; expected a share between 0 and 1, both excluded (the paper: 0.75)"
+            )
+
+    def num_visible(self, grid: Grid) -> int:
+        """How many tokens stay visible.
+
+        Raises:
+            ValueError: the ratio would leave no visible or no hidden token on this grid.
+        """
+        num_tokens = prod(grid)
+        # The product of floats may fall a hair below the whole number it stands for: 10 * (1 - 0.9) < 1.
+        num_visible = floor(num_tokens * (1 - self.ratio) + 1e-6)
+        if not 0 < num_visible < num_tokens:
+            raise UsageError(
+                f"mask_ratio {self.ratio} on a grid of {'x'.join(map(str, grid))} = {num_tokens} patches leaves "
+                f"{num_visible} visible and {num_tokens - num_visible} hidden; each must be at least 1: "
+                "use smaller patches, larger images or another ratio"
+            )
+        return num_visible
+
+    def plan(self, grid: Grid, keys: Int64[Tensor, " B"]) -> MaskPlan:
+        """The mask of each sample, a pure function of its key; every hidden token is predicted.
+
+        Raises:
+            ValueError: the ratio would leave no visible or no hidden token on this grid.
+        """
+        num_visible = self.num_visible(grid)
+        order = uniform(keys, prod(grid), Stream.MASK).argsort(dim=1, stable=True)  # [B, N]
+        visible, predicted = order[:, :num_visible], order[:, num_visible:]
+        hidden: Bool[Tensor, "B N"] = torch.ones_like(order, dtype=torch.bool).scatter_(1, visible, False)
+        return MaskPlan(visible=visible, predicted=predicted, hidden=hidden)

@@ -1,0 +1,1 @@
+"""The encoder, the decoder, the autoencoder made of them, and its named sizes."""

@@ -1,0 +1,157 @@
+"""What a masked autoencoder is made of, as plain values: checked, comparable, to and from JSON.
+
+No PyTorch here: the command line reads it to print its help.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypedDict
+
+from mae import records
+from mae.errors import UsageError
+
+# Far above any model in use; below what a forged file would need to exhaust a machine.
+_MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TOKENS = 16384, 256, 16384, 1024, 1 << 20
+
+
+class ModelOptions(TypedDict, total=False):
+    """Every option of `ModelConfig`, for typed overrides of the named sizes."""
+
+    img_size: int | tuple[int, int]
+    patch_size: int | tuple[int, int]
+    in_chans: int
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    decoder_embed_dim: int
+    decoder_depth: int
+    decoder_num_heads: int
+    cls_token: bool
+    pos_embed: str
+    mask_ratio: float
+    norm_pix_loss: bool
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """A size as (height, width); one number stands for both."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A masked autoencoder in full; the defaults are those of the official ViT-Base.
+
+    Attributes:
+        img_size: height and width of the images in pixels; one number means a square.
+        patch_size: height and width of a patch in pixels; one number means a square.
+        in_chans: channels of the images.
+        embed_dim: width of the encoder's tokens.
+        depth: blocks of the encoder.
+        num_heads: attention heads of the encoder.
+        mlp_ratio: hidden width of the MLPs over the token width, encoder and decoder.
+        decoder_embed_dim: width of the decoder's tokens.
+        decoder_depth: blocks of the decoder.
+        decoder_num_heads: attention heads of the decoder.
+        cls_token: whether a class token leads the encoder's sequence.
+        pos_embed: `sincos2d` (fixed, any image size) or `learned` (trained, one image size).
+        mask_ratio: share of patches hidden.
+        norm_pix_loss: whether the target standardises each patch.
+        mean: per-channel mean of the images the model expects normalised, pixel values scaled to [0, 1];
+            None where it is not known.
+        std: per-channel deviation, likewise.
+
+    Raises:
+        UsageError: a value that no model can have.
+    """
+
+    img_size: tuple[int, int] = (224, 224)
+    patch_size: tuple[int, int] = (16, 16)
+    in_chans: int = 3
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    decoder_embed_dim: int = 512
+    decoder_depth: int = 8
+    decoder_num_heads: int = 16
+    cls_token: bool = True
+    pos_embed: str = "sincos2d"
+    mask_ratio: float = 0.75
+    norm_pix_loss: bool = True
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "img_size", pair(self.img_size))
+        object.__setattr__(self, "patch_size", pair(self.patch_size))
+        limits = {
+            "embed_dim": _MAX_WIDTH, "decoder_embed_dim": _MAX_WIDTH, "num_heads": _MAX_WIDTH,
+            "decoder_num_heads": _MAX_WIDTH, "depth": _MAX_DEPTH, "decoder_depth": _MAX_DEPTH,
+            "in_chans": _MAX_CHANNELS, "mlp_ratio": 64,
+        }  # fmt: skip
+        for name, limit in limits.items():
+            _check_range(name, getattr(self, name), limit)
+        for name in ("img_size", "patch_size"):
+            for side in getattr(self, name):
+                _check_range(name, side, _MAX_SIDE)
+        if not 0 < self.mask_ratio < 1:
+            raise UsageError(
+                f"mask_ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded (the paper: 0.75)"
+            )
+        if self.num_tokens > _MAX_TOKENS:
+            sizes = f"img_size {self.img_size} in patches of {self.patch_size}"
+            raise UsageError(f"{sizes} makes {self.num_tokens} tokens; at most {_MAX_TOKENS}")
+        if self.norm_pix_loss and self.patch_values < 2:
+            raise UsageError(
+                "norm_pix_loss standardises the values of a patch, and these patches hold one value; "
+                "use norm_pix_loss=False or larger patches"
+            )
+        for name in ("mean", "std"):
+            self._check_statistics(name)
+
+    def _check_statistics(self, name: str) -> None:
+        values = getattr(self, name)
+        if values is None:
+            return
+        object.__setattr__(self, name, tuple(float(value) for value in values))
+        if len(values) != self.in_chans or not all(isfinite(value) for value in values):
+            raise UsageError(f"{name} is {values}; expected {self.in_chans} finite numbers, one a channel")
+        if name == "std" and min(values) <= 0:
+            raise UsageError(f"std is {values}; expected numbers above 0")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.patch_size[0], self.img_size[1] // self.patch_size[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Patches of an image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def patch_values(self) -> int:
+        """Values of a patch: pixels times channels."""
+        return self.patch_size[0] * self.patch_size[1] * self.in_chans
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, one key a field."""
+        return records.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """The inverse of `to_json`; fields that are not there keep their default.
+
+        Raises:
+            UsageError: an unknown key (the nearest known is named), a value of the wrong kind or out of range.
+        """
+        return records.from_json(cls, values, what="model option")
+
+
+def _check_range(name: str, value: int | float, limit: int | float) -> None:
+    if not 0 < value <= limit:
+        raise UsageError(f"{name} is {value}; expected more than 0 and at most {limit}")

@@ -1,0 +1,101 @@
+"""The Vision Transformer that sees only the visible patches."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from mae.layers.patch_embed import PatchEmbed, patch_grid
+from mae.layers.pos_embed import make_pos_embed
+from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
+from mae.types import Grid
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Features:
+    """What the encoder says of whole images.
+
+    Attributes:
+        cls: the class token; None for a model without one.
+        mean: the mean of the patch tokens.
+        patches: the patch tokens in raster order.
+        grid: rows and columns of the patch tokens.
+    """
+
+    cls: Float[Tensor, "B D"] | None
+    mean: Float[Tensor, "B D"]
+    patches: Float[Tensor, "B N D"]
+    grid: Grid
+
+
+class MAEEncoder(nn.Module):
+    """Patches, positions, class token, blocks, norm (He et al. 2021, section 3, "MAE encoder").
+
+    Args:
+        img_size: height and width of the images in pixels; sine-cosine positions take others too.
+        patch_size: height and width of a patch in pixels.
+        in_chans: channels of the images.
+        embed_dim: width of a token.
+        depth: number of blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLPs over `embed_dim`.
+        cls_token: whether a class token leads the sequence.
+        pos_embed: `sincos2d` or `learned`.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        in_chans: int,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        cls_token: bool = True,
+        pos_embed: str = "sincos2d",
+    ) -> None:
+        super().__init__()
+        self.grid = patch_grid(*img_size, patch_size)
+        self.embed_dim = embed_dim
+        self.num_prefix = int(cls_token)
+        self.patch_embed = PatchEmbed(patch_size=patch_size, in_chans=in_chans, embed_dim=embed_dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if cls_token else None
+        self.pos_embed = make_pos_embed(pos_embed, grid=self.grid, dim=embed_dim)
+        self.blocks = make_blocks(dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio)
+        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPS)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        init_linears(self.blocks)
+        # The bias of the patch projection keeps PyTorch's default: the official model leaves it so.
+        nn.init.xavier_uniform_(self.patch_embed.proj.weight)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=0.02)
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"], visible: Int64[Tensor, "B V"] | None = None
+    ) -> Float[Tensor, "B L D"]:
+        """Encode the visible patches (None: every patch in raster order); the class token leads, if there is one.
+
+        Raises:
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+        """
+        positions = self.pos_embed(self.patch_embed.grid(images))  # [N, D]
+        x = self.patch_embed(images, visible) + (positions if visible is None else positions[visible])
+        if self.cls_token is not None:  # its position is zero
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
+        return self.norm(self.blocks(x))
+
+    def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
+        """Features of whole images: nothing is masked, nothing is random.
+
+        Raises:
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+        """
+        tokens = self(images)
+        patches = tokens[:, self.num_prefix :]
+        cls = tokens[:, 0] if self.num_prefix else None
+        return Features(cls=cls, mean=patches.mean(dim=1), patches=patches, grid=self.patch_embed.grid(images))

@@ -1,0 +1,91 @@
+"""What a model weighs and what it costs: parameters, and floating-point operations counted without running it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mae.errors import UsageError
+from mae.models.config import ModelConfig
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.zoo import build_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary:
+    """Sizes and costs of a model; a multiply-add counts as 2 operations.
+
+    Only matrix products are counted (linear layers, attention), as is usual; norms, activations and the
+    optimizer's step are not.
+
+    Attributes:
+        encoder_params: trained values of the encoder.
+        decoder_params: trained values of the decoder.
+        encoder_positions: values of the encoder's position table; among `encoder_params` only if learned.
+        decoder_positions: likewise for the decoder.
+        encoder_flops: operations per image of the encoder on visible tokens, forward only.
+        decoder_flops: operations per image of the decoder, forward only.
+        step_flops: operations per image of a training step, forward and backward.
+        encode_flops: operations per image of `encode`, which sees every patch.
+    """
+
+    encoder_params: int
+    decoder_params: int
+    encoder_positions: int
+    decoder_positions: int
+    encoder_flops: int
+    decoder_flops: int
+    step_flops: int
+    encode_flops: int
+
+    @property
+    def params(self) -> int:
+        """Trained values of the whole model."""
+        return self.encoder_params + self.decoder_params
+
+
+def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
+    """Parameters and operations of a model, or of the model a configuration describes.
+
+    Everything is counted on PyTorch's meta device: no weight is allocated, none is computed, and the model
+    itself is left as it is.
+
+    Raises:
+        UsageError: a model put together by hand, without a configuration; values that do not fit each other.
+    """
+    config = model if isinstance(model, ModelConfig) else model.config
+    if config is None:
+        raise UsageError("this model carries no configuration, so its image size is not known; give a ModelConfig")
+    with torch.device("meta"):
+        twin = build_model(config)
+        images = torch.empty(1, config.in_chans, *config.img_size)
+        plan = twin.plan(images)
+    encoder, decoder, grid = twin.encoder, twin.decoder, twin.encoder.grid
+    latent = encoder(images, plan.visible)
+    return ModelSummary(
+        encoder_params=_num_trained(encoder),
+        decoder_params=_num_trained(decoder),
+        encoder_positions=prod(grid) * config.embed_dim,
+        decoder_positions=prod(grid) * config.decoder_embed_dim,
+        encoder_flops=_flops(lambda: encoder(images, plan.visible)),
+        decoder_flops=_flops(lambda: decoder(latent, plan, grid)),
+        # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
+        step_flops=_flops(lambda: decoder(encoder(images, plan.visible), plan, grid).sum().backward()),
+        encode_flops=_flops(lambda: encoder(images)),
+    )
+
+
+def _num_trained(part: nn.Module) -> int:
+    return sum(weight.numel() for weight in part.parameters() if weight.requires_grad)
+
+
+def _flops(run: Callable[[], object]) -> int:
+    counter = FlopCounterMode(display=False)
+    # Fused attention is one opaque operation to the counter on some devices; the plain one is two products.
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return counter.get_total_flops()

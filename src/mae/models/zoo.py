@@ -1,0 +1,204 @@
+"""The named sizes: one small function each, the only place where their numbers stand.
+
+A name gives encoder, patch and decoder: `mae_vit_base_patch16_dec512d8b` is ViT-Base on patches of 16 pixels
+with a decoder 512 wide and 8 blocks deep.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, Unpack
+
+import torch
+
+from mae.errors import UsageError
+from mae.losses.reconstruction import MeanSquaredError
+from mae.masking.random import RandomMasking
+from mae.models.config import ModelConfig, ModelOptions, pair
+from mae.models.decoder import MAEDecoder
+from mae.models.encoder import MAEEncoder
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.records import check_known
+from mae.targets.pixels import PixelTarget
+
+
+def build_model(config: ModelConfig) -> MaskedAutoencoder:
+    """The masked autoencoder of a configuration, with fresh weights from PyTorch's global generator.
+
+    Raises:
+        UsageError: values that do not fit each other.
+    """
+    masking = RandomMasking(ratio=config.mask_ratio)
+    encoder = MAEEncoder(
+        img_size=config.img_size,
+        patch_size=config.patch_size,
+        in_chans=config.in_chans,
+        embed_dim=config.embed_dim,
+        depth=config.depth,
+        num_heads=config.num_heads,
+        mlp_ratio=config.mlp_ratio,
+        cls_token=config.cls_token,
+        pos_embed=config.pos_embed,
+    )
+    masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
+    decoder = MAEDecoder(
+        encoder_dim=encoder.embed_dim,
+        num_prefix=encoder.num_prefix,
+        grid=encoder.grid,
+        embed_dim=config.decoder_embed_dim,
+        depth=config.decoder_depth,
+        num_heads=config.decoder_num_heads,
+        num_outputs=config.patch_values,
+        mlp_ratio=config.mlp_ratio,
+        pos_embed=config.pos_embed,
+    )
+    target = PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss)
+    return MaskedAutoencoder(
+        encoder=encoder, decoder=decoder, masking=masking, target=target, loss=MeanSquaredError(), config=config
+    )
+
+
+def _build(size: ModelOptions, overrides: ModelOptions) -> MaskedAutoencoder:
+    options: dict[str, Any] = {**size, **overrides}
+    check_known(options, [field.name for field in fields(ModelConfig)], what="model option")
+    options |= {name: pair(options[name]) for name in ("img_size", "patch_size") if name in options}
+    return build_model(ModelConfig(**options))
+
+
+def mae_vit_base_patch16_dec512d8b(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Base of the paper: 768 wide, 12 blocks, 12 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=768, depth=12, num_heads=12)
+    return _build(size | _OFFICIAL_DECODER, overrides)
+
+
+def mae_vit_large_patch16_dec512d8b(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Large of the paper: 1024 wide, 24 blocks, 16 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=1024, depth=24, num_heads=16)
+    return _build(size | _OFFICIAL_DECODER, overrides)
+
+
+def mae_vit_huge_patch14_dec512d8b(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Huge of the paper: 1280 wide, 32 blocks, 16 heads, patches of 14 pixels."""
+    size = ModelOptions(patch_size=14, embed_dim=1280, depth=32, num_heads=16)
+    return _build(size | _OFFICIAL_DECODER, overrides)
+
+
+_OFFICIAL_DECODER = ModelOptions(decoder_embed_dim=512, decoder_depth=8, decoder_num_heads=16)
+
+
+def mae_vit_base_patch16_dec384d8b(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Base with a narrower decoder: 384 wide, 8 blocks, 6 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=768, depth=12, num_heads=12)
+    return _build(size | ModelOptions(decoder_embed_dim=384, decoder_depth=8, decoder_num_heads=6), overrides)
+
+
+def mae_vit_small12_patch16(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Small in its usual depth: 384 wide, 12 blocks, 6 heads; decoder 256 wide, 8 blocks, 8 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=384, depth=12, num_heads=6)
+    return _build(size | ModelOptions(decoder_embed_dim=256, decoder_depth=8, decoder_num_heads=8), overrides)
+
+
+def mae_vit_small_patch16(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """Half a ViT-Small: 384 wide, 6 blocks, 6 heads; decoder 192 wide, 8 blocks, 3 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=384, depth=6, num_heads=6)
+    return _build(size | ModelOptions(decoder_embed_dim=192, decoder_depth=8, decoder_num_heads=3), overrides)
+
+
+def mae_vit_tiny_patch16(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """ViT-Tiny: 192 wide, 12 blocks, 3 heads; decoder 128 wide, 4 blocks, 4 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=192, depth=12, num_heads=3)
+    return _build(size | _SMALL_DECODER, overrides)
+
+
+def mae_vit_compact_patch16(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """For small data sets: 192 wide, 8 blocks, 6 heads; decoder 128 wide, 4 blocks, 4 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=192, depth=8, num_heads=6)
+    return _build(size | _SMALL_DECODER, overrides)
+
+
+_SMALL_DECODER = ModelOptions(decoder_embed_dim=128, decoder_depth=4, decoder_num_heads=4)
+
+
+def mae_vit_ultrasmall_patch16(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """Shallow and quick: 256 wide, 3 blocks, 4 heads; decoder 128 wide, 4 blocks, 2 heads."""
+    size = ModelOptions(patch_size=16, embed_dim=256, depth=3, num_heads=4)
+    return _build(size | ModelOptions(decoder_embed_dim=128, decoder_depth=4, decoder_num_heads=2), overrides)
+
+
+def mae_vit_lesson_patch4(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """For 32-pixel images such as CIFAR-10: 256 wide, 4 blocks, 4 heads; decoder 128 wide, 2 blocks, 4 heads."""
+    size = ModelOptions(img_size=32, patch_size=4, embed_dim=256, depth=4, num_heads=4)
+    return _build(size | ModelOptions(decoder_embed_dim=128, decoder_depth=2, decoder_num_heads=4), overrides)
+
+
+Factory = Callable[..., MaskedAutoencoder]
+
+_MODELS: Mapping[str, Factory] = {
+    factory.__name__: factory
+    for factory in (
+        mae_vit_ultrasmall_patch16,
+        mae_vit_lesson_patch4,
+        mae_vit_compact_patch16,
+        mae_vit_tiny_patch16,
+        mae_vit_small_patch16,
+        mae_vit_small12_patch16,
+        mae_vit_base_patch16_dec384d8b,
+        mae_vit_base_patch16_dec512d8b,
+        mae_vit_large_patch16_dec512d8b,
+        mae_vit_huge_patch14_dec512d8b,
+    )
+}
+
+ALIASES: Mapping[str, str] = {
+    "mae_vit_small": "mae_vit_small_patch16",
+    "mae_vit_base_patch16": "mae_vit_base_patch16_dec512d8b",
+    "mae_vit_large_patch16": "mae_vit_large_patch16_dec512d8b",
+    "mae_vit_huge_patch14": "mae_vit_huge_patch14_dec512d8b",
+}
+mae_vit_small = mae_vit_small_patch16
+mae_vit_base_patch16 = mae_vit_base_patch16_dec512d8b
+mae_vit_large_patch16 = mae_vit_large_patch16_dec512d8b
+mae_vit_huge_patch14 = mae_vit_huge_patch14_dec512d8b
+
+
+def list_models() -> list[str]:
+    """The names of all models, smallest first; `ALIASES` holds the short official names."""
+    return list(_MODELS)
+
+
+def find_model(name: str) -> Factory:
+    """The factory of a name or an alias.
+
+    Raises:
+        UsageError: no such model; the nearest names are given.
+    """
+    known = [*_MODELS, *ALIASES]
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0.4) or list_models()[:3]
+        raise UsageError(f"unknown model {name!r}; nearest: {', '.join(near)} ('mae list models' shows all)")
+    return _MODELS[ALIASES.get(name, name)]
+
+
+def create_model(name: str, **overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:
+    """A model by name with fresh weights, any option overridden.
+
+    Args:
+        name: a name of `list_models()` or an alias.
+        overrides: fields of `ModelConfig`, such as `img_size=96` or `patch_size=(4, 8)`.
+
+    Raises:
+        UsageError: unknown name or option, or values that do not fit each other.
+    """
+    return find_model(name)(**overrides)
+
+
+def model_config(name: str, **overrides: Unpack[ModelOptions]) -> ModelConfig:
+    """What `create_model` would build, without making its weights.
+
+    Raises:
+        UsageError: see `create_model`.
+    """
+    with torch.device("meta"):
+        config = create_model(name, **overrides).config
+    assert config is not None  # every named size is built from one
+    return config

@@ -1,0 +1,43 @@
+"""Pixels as the target, plain or standardised patch by patch."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from mae.layers.patch_embed import patchify
+
+PATCH_VARIANCE_EPS = 1e-6
+
+
+def patch_statistics(
+    patches: Float[Tensor, "B M P"],
+) -> tuple[Float[Tensor, "B M 1"], Float[Tensor, "B M 1"]]:
+    """Mean and deviation of each patch over all its values: unbiased variance, 1e-6 added under the root."""
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True, correction=1)
+    return mean, (variance + PATCH_VARIANCE_EPS).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelTarget:
+    """The hidden pixels themselves (He et al. 2021, section 3, "Reconstruction target").
+
+    Attributes:
+        patch_size: height and width of a patch in pixels.
+        norm_pix: standardise each patch by its own mean and deviation. Better features; pictures then
+            need each patch's statistics to be drawn.
+    """
+
+    patch_size: tuple[int, int]
+    norm_pix: bool = True
+
+    def __call__(
+        self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None = None
+    ) -> Float[Tensor, "B M P"]:
+        """Target values of the given tokens (None: every token in raster order), float32."""
+        patches = patchify(images, self.patch_size, tokens).float()
+        if not self.norm_pix:
+            return patches
+        mean, deviation = patch_statistics(patches)
+        return (patches - mean) / deviation

@@ -1,0 +1,61 @@
+"""Blocks against timm's with copied weights, and the initialisation MAE asks for."""
+
+from functools import partial
+
+import pytest
+import torch
+from timm.models.vision_transformer import Block as TimmBlock
+from torch import nn
+from torch.testing import assert_close
+
+from mae.layers.transformer import Block, Mlp, init_linears, make_blocks
+
+
+@pytest.mark.parametrize(("dim", "heads", "ratio"), [(24, 3, 4.0), (32, 8, 2.0), (16, 1, 1.5)])
+def test_block_matches_timm_in_output_and_gradients(dim: int, heads: int, ratio: float) -> None:
+    torch.manual_seed(0)
+    ours = Block(dim=dim, num_heads=heads, mlp_ratio=ratio)
+    for weight in ours.parameters():
+        nn.init.normal_(weight, std=0.3)  # biases and norms too, so that none can hide behind a zero or a one
+    theirs = TimmBlock(dim, heads, mlp_ratio=ratio, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 11, dim)
+    inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+    outputs = [ours(inputs[0]), theirs(inputs[1])]
+    assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+    for output in outputs:
+        output.square().mean().backward()
+    assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-5, atol=1e-5)
+    others = dict(theirs.named_parameters())
+    for name, weight in ours.named_parameters():
+        assert_close(weight.grad, others[name].grad, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_depth_and_widths_are_as_asked() -> None:
+    blocks = make_blocks(dim=12, depth=3, num_heads=2, mlp_ratio=2.5)
+    assert len(blocks) == 3
+    for block in blocks:
+        assert block.mlp.fc1.out_features == 30 and block.norm1.eps == block.norm2.eps == 1e-6
+
+
+def test_mlp_uses_the_exact_gelu() -> None:
+    mlp = Mlp(dim=4, hidden_dim=8)
+    x = torch.randn(2, 3, 4)
+    hidden = mlp.fc1(x)
+    exact = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+    assert_close(mlp(x), mlp.fc2(exact), rtol=1e-6, atol=1e-6)
+
+
+def test_linears_start_xavier_uniform_the_fused_one_as_one_matrix() -> None:
+    torch.manual_seed(0)
+    block = Block(dim=96, num_heads=3, mlp_ratio=4.0)
+    init_linears(block)
+    fans = {"attn.qkv": 96 + 288, "attn.proj": 192, "mlp.fc1": 96 + 384, "mlp.fc2": 96 + 384}
+    for name, fan in fans.items():
+        layer = block.get_submodule(name)
+        bound = (6 / fan) ** 0.5
+        assert 0.99 * bound < layer.weight.abs().max() <= bound, name
+        assert float(layer.weight.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.02)  # uniform, not normal
+        assert layer.bias.abs().max() == 0
+    for norm in (block.norm1, block.norm2):
+        assert (norm.weight == 1).all() and (norm.bias == 0).all()

@@ -1,0 +1,47 @@
+"""Lower precision and the compiler must not change what is computed."""
+
+import pytest
+import torch
+from tiny import images_for, tiny_config, tiny_model
+from torch.testing import assert_close
+
+from mae.models.zoo import build_model
+
+
+def test_bfloat16_autocast_keeps_the_loss_in_float32_and_near() -> None:
+    torch.manual_seed(0)
+    model = build_model(tiny_config(img_size=(32, 32), embed_dim=48, decoder_embed_dim=32))
+    images = images_for(model, batch=8)
+    plan = model.plan(images)
+    exact = model(images, plan=plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model(images, plan=plan)
+    assert rough.prediction.dtype == torch.bfloat16  # else autocast did nothing and this proves nothing
+    assert rough.loss.dtype == torch.float32 and all(term.dtype == torch.float32 for term in rough.terms.values())
+    assert float(rough.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=2e-3)
+    rough.loss.backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None and weight.grad.dtype == torch.float32 and weight.grad.isfinite().all(), name
+
+
+def test_a_model_cast_to_float64_follows() -> None:
+    model = tiny_model()
+    images = images_for(model)
+    plan = model.plan(images)
+    single = model(images, plan=plan).prediction
+    double = model.double()(images.double(), plan=plan).prediction
+    assert double.dtype == torch.float64
+    assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_compiled_model_gives_the_same_loss_and_gradients() -> None:
+    plain, other = tiny_model(depth=1, decoder_depth=1), tiny_model(depth=1, decoder_depth=1)
+    images = images_for(plain)
+    plan = plain.plan(images)
+    expected, got = plain(images, plan=plan).loss, torch.compile(other)(images, plan=plan).loss
+    assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    got.backward()
+    for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
+        assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)

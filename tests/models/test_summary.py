@@ -1,0 +1,94 @@
+"""The summary against formulas by hand, and without allocating anything."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from tiny import images_for, tiny_config, tiny_model
+
+from mae.errors import UsageError
+from mae.models.config import ModelConfig
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.summary import summarise
+from mae.models.zoo import create_model
+
+
+def linear(tokens: int, inputs: int, outputs: int) -> int:
+    """A multiply-add counts as 2."""
+    return 2 * tokens * inputs * outputs
+
+
+def block(tokens: int, dim: int, hidden: int) -> tuple[int, int]:
+    """Operations in linear layers (12 d^2 a token for the usual ratio of 4) and in the two products of attention."""
+    return linear(tokens, dim, 3 * dim + dim + 2 * hidden), 2 * linear(tokens, dim, tokens)
+
+
+@pytest.mark.parametrize("changes", [{}, {"cls_token": False, "patch_size": (4, 8)}, {"pos_embed": "learned"}], ids=str)
+def test_operations_are_those_of_the_formula(changes: dict[str, Any]) -> None:
+    c = tiny_config(**changes)
+    visible = c.num_tokens // 4
+    predicted, prefix = c.num_tokens - visible, int(c.cls_token)
+    embed = linear(visible, c.patch_values, c.embed_dim)
+    mlp, decoder_mlp = int(c.embed_dim * c.mlp_ratio), int(c.decoder_embed_dim * c.mlp_ratio)
+    encoder = embed + c.depth * sum(block(visible + prefix, c.embed_dim, mlp))
+    between = linear(visible + prefix, c.embed_dim, c.decoder_embed_dim)
+    head = linear(predicted, c.decoder_embed_dim, c.patch_values)
+    decoder = between + head + c.decoder_depth * sum(block(c.num_tokens + prefix, c.decoder_embed_dim, decoder_mlp))
+    embed_all = linear(c.num_tokens, c.patch_values, c.embed_dim)
+    whole = embed_all + c.depth * sum(block(c.num_tokens + prefix, c.embed_dim, mlp))
+    summary = summarise(c)
+    assert summary.encoder_flops == encoder
+    assert summary.decoder_flops == decoder
+    assert summary.encode_flops == whole
+    # Backward: two products for each of forward, but none for the gradient of the images.
+    assert summary.step_flops == 3 * (encoder + decoder) - embed
+
+
+@pytest.mark.parametrize("pos_embed", ["sincos2d", "learned"])
+def test_parameters_are_those_of_the_model(pos_embed: str) -> None:
+    model = tiny_model(pos_embed=pos_embed)
+    summary = summarise(model)
+    assert summary.encoder_params == sum(weight.numel() for weight in model.encoder.parameters())
+    assert summary.decoder_params == sum(weight.numel() for weight in model.decoder.parameters())
+    assert summary.params == summary.encoder_params + summary.decoder_params
+    assert (summary.encoder_positions, summary.decoder_positions) == (24 * 24, 24 * 16)
+
+
+def test_a_model_and_its_configuration_agree_and_the_model_is_left_alone() -> None:
+    model = tiny_model()
+    before = torch.get_rng_state()
+    assert summarise(model) == summarise(tiny_config())
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(weight.grad is None and weight.device.type == "cpu" for weight in model.parameters())
+    assert model(images_for(model)).loss.isfinite()
+
+
+def test_the_real_step_costs_what_the_summary_says() -> None:
+    """Counted on the CPU while it runs, loss and all."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = tiny_model()
+    images = images_for(model, batch=2)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(images, plan=model.plan(images)).loss.backward()
+    assert counter.get_total_flops() == 2 * summarise(model).step_flops
+
+
+def test_vit_huge_takes_seconds_at_most() -> None:
+    huge = ModelConfig(patch_size=(14, 14), embed_dim=1280, depth=32, num_heads=16)
+    start = time.perf_counter()
+    summary = summarise(huge)
+    assert time.perf_counter() - start < 10  # about one second on a quiet machine
+    assert summary.params == pytest.approx(656.6e6, rel=1e-3)
+    assert summary.encode_flops == pytest.approx(335e9, rel=0.01)
+
+
+def test_a_model_without_configuration_is_refused() -> None:
+    model = create_model("mae_vit_lesson_patch4")
+    by_hand = MaskedAutoencoder(
+        encoder=model.encoder, decoder=model.decoder, masking=model.masking, target=model.target, loss=model.loss
+    )
+    with pytest.raises(UsageError, match="ModelConfig"):
+        summarise(by_hand)

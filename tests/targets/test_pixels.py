@@ -1,0 +1,59 @@
+"""The pixel target against plain arithmetic in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from mae.layers.patch_embed import patchify
+from mae.targets.pixels import PixelTarget, patch_statistics
+
+
+def standardised_by_loops(patches: Tensor) -> Tensor:
+    rows = []
+    for values in patches.double().flatten(0, 1):
+        mean = sum(values) / len(values)
+        variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)  # unbiased, as the official code has it
+        rows.append((values - mean) / (variance + 1e-6) ** 0.5)
+    return torch.stack(rows).reshape(patches.shape)
+
+
+@pytest.mark.parametrize("patch", [(4, 4), (2, 8)])
+def test_norm_pix_standardises_each_patch(patch: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, 8, 16) * 3 + 5
+    target = PixelTarget(patch_size=patch, norm_pix=True)(images)
+    expected = standardised_by_loops(patchify(images, patch))
+    assert_close(target.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_plain_pixels_are_the_patches_themselves() -> None:
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(PixelTarget(patch_size=(4, 4), norm_pix=False)(images), patchify(images, (4, 4)))
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_chosen_tokens_get_the_target_of_the_whole_grid(norm_pix: bool) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    target = PixelTarget(patch_size=(4, 4), norm_pix=norm_pix)
+    tokens = torch.tensor([[3, 0], [1, 2]])
+    some, whole = target(images, tokens), target(images)
+    for image in range(2):
+        assert_close(some[image], whole[image, tokens[image]], rtol=0, atol=1e-6)
+
+
+def test_a_flat_patch_gives_zeros_not_infinities() -> None:
+    assert PixelTarget(patch_size=(4, 4), norm_pix=True)(torch.full((1, 1, 4, 4), 7.0)).abs().max() == 0
+
+
+def test_target_is_float32_whatever_the_images_are() -> None:
+    for kind in (torch.bfloat16, torch.float16):
+        images = torch.randn(1, 3, 8, 8).to(kind)
+        assert PixelTarget(patch_size=(4, 4), norm_pix=True)(images).dtype == torch.float32
+
+
+def test_statistics_undo_the_standardisation() -> None:
+    images = torch.randn(2, 3, 8, 8)
+    patches = patchify(images, (4, 4))
+    mean, deviation = patch_statistics(patches)
+    target = PixelTarget(patch_size=(4, 4), norm_pix=True)(images)
+    assert_close(target * deviation + mean, patches, rtol=1e-5, atol=1e-5)
