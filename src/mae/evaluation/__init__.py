@@ -1,0 +1,1 @@
+"""What was learned, by the field's protocols: one a file."""

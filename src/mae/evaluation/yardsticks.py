@@ -1,0 +1,83 @@
+"""What predictors that learn nothing reach, in the loss's own units: a loss means little without them."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mae.errors import UsageError
+from mae.layers.patch_embed import patch_grid
+from mae.models.masked_autoencoder import Target
+from mae.types import Grid, MaskPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardsticks:
+    """Mean squared errors of trivial predictors, reduced as the loss is: over hidden patches, by their weight.
+
+    Attributes:
+        zero: predict 0 everywhere; on norm-pix targets of P values (P - 1) / P, less where patches are flat.
+        mean_of_visible: for each image and channel, the mean of the visible patches' target values.
+        nearest_visible: the target values of the nearest visible patch on the grid.
+    """
+
+    zero: float
+    mean_of_visible: float
+    nearest_visible: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The errors by name."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_yardsticks(
+    target: Target, images_and_plans: Iterable[tuple[Tensor, MaskPlan]], patch_size: tuple[int, int]
+) -> Yardsticks:
+    """The yardsticks of a target over batches; several batches count as one large one.
+
+    Args:
+        target: what the model must predict: per patch, pixel by pixel with the channel last.
+        images_and_plans: normalised images `[B, C, H, W]` with their masks.
+        patch_size: height and width of a patch in pixels.
+
+    Raises:
+        UsageError: there is no batch.
+    """
+    total = torch.zeros(3, dtype=torch.float64)
+    count = 0.0
+    for images, plan in images_and_plans:
+        grid = patch_grid(images.shape[2], images.shape[3], patch_size)
+        values = target(images)  # [B, N, P]
+        true = _take(values, plan.predicted)
+        weight = torch.ones(true.shape[:2], device=true.device) if plan.weight is None else plan.weight
+        mean = _mean_of_visible(values, plan, images.shape[1])
+        for number, guess in enumerate((torch.zeros_like(true), mean, _nearest(values, plan, grid))):
+            per_patch = (guess.float() - true.float()).square().mean(dim=-1)  # [B, M]
+            total[number] += (per_patch * weight).sum(dtype=torch.float64).cpu()
+        count += float(weight.sum(dtype=torch.float64))
+    if count == 0:
+        raise UsageError("no images to measure the yardsticks on; give at least one batch")
+    zero, mean_of_visible, nearest_visible = (total / count).tolist()
+    return Yardsticks(zero=zero, mean_of_visible=mean_of_visible, nearest_visible=nearest_visible)
+
+
+def _take(values: Float[Tensor, "B N P"], tokens: Tensor) -> Float[Tensor, "B M P"]:
+    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+
+
+def _mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, channels: int) -> Float[Tensor, "B M P"]:
+    visible = _take(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
+    mean = visible.mean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
+    return mean.expand(-1, plan.predicted.shape[1], visible.shape[2], -1).flatten(2)
+
+
+def _nearest(values: Float[Tensor, "B N P"], plan: MaskPlan, grid: Grid) -> Float[Tensor, "B M P"]:
+    """Euclidean distance on the grid; of equally near patches the lowest number."""
+    visible = plan.visible.sort(dim=1).values
+    rows = plan.predicted.unsqueeze(2) // grid[1] - visible.unsqueeze(1) // grid[1]  # [B, M, V]
+    columns = plan.predicted.unsqueeze(2) % grid[1] - visible.unsqueeze(1) % grid[1]
+    nearest = (rows.square() + columns.square()).argmin(dim=2)  # whole numbers, and argmin takes the first
+    return _take(values, visible.gather(1, nearest))

@@ -1,0 +1,1 @@
+"""Pictures and plots that show honestly what was learned."""

@@ -1,0 +1,88 @@
+"""What a run shows in the terminal: the header before it, the progress during it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns, a name and what it is. File names in it are shown as text, whatever they hold."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(escape(name), escape(value))
+    console.print(table)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: `48 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600} h"
+
+
+def against(loss: float, baseline: float) -> str:
+    """A loss in words beside that of the mean-colour predictor."""
+    share = 1 - loss / baseline
+    return f"{abs(share):.0%} {'below' if share >= 0 else 'above'} mean predictor"
+
+
+class ProgressDisplay:
+    """The state of a run: a live bar in a terminal, a line now and then in a file.
+
+    Args:
+        console: where to show it.
+        total_steps: steps of the whole run.
+        start_step: steps done before this part of it.
+        mean_baseline: loss of the mean-colour predictor.
+    """
+
+    def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float) -> None:
+        self._console = console
+        self._total = total_steps
+        self._start_step = start_step
+        self._baseline = mean_baseline
+        self._began = time.monotonic()
+        self._spoke = -_SECONDS_BETWEEN_LINES
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task("starting", total=total_steps, completed=start_step)
+            self._bar.start()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Show the newest numbers."""
+        text = self._describe(row)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=row["step"], description=text)
+        elif time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
+            self._console.print(text, highlight=False, soft_wrap=True)
+            self._spoke = time.monotonic()
+
+    def _describe(self, row: Mapping[str, Any]) -> str:
+        done = row["step"] - self._start_step
+        left = (time.monotonic() - self._began) / done * (self._total - row["step"])
+        return (
+            f"step {row['step']}/{self._total}  loss {row['loss']:.4f} ({against(row['loss'], self._baseline)})  "
+            f"lr {row['lr']:.2e}  {row['images_per_second']:,.0f} images/s  waiting for data {row['data_wait']:.0%}  "
+            f"ETA {duration(left)}"
+        )
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,163 @@
+"""Rows and columns of pictures on one page: placed pixel by pixel, so that small images stay crisp."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from mae.report.canvas import FAINT, INK, line_height, new_figure, save_png, wrap_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TITLE_SIZE, _NAME_SIZE, _TEXT_SIZE = 14.0, 10.5, 8.5  # points
+_MARGIN, _GAP, _ROW_GAP, _BAR = 24, 12, 8, 10  # pixels
+_CELL_SIDE, _MAX_CELL_SIDE, _MIN_PITCH = 208, 384, 150  # pixels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColourBar:
+    """What the colours of a column mean.
+
+    Attributes:
+        colours: from the lowest to the highest value, in [0, 1].
+        low: printed at the lowest.
+        high: printed at the highest.
+    """
+
+    colours: Float[Tensor, "L 3"]
+    low: str
+    high: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One view of each image.
+
+    Attributes:
+        name: printed bold above.
+        caption: printed under the name.
+        pictures: colours in [0, 1], one picture a row of the sheet.
+        bar: drawn below the column, where its colours need one.
+    """
+
+    name: str
+    caption: str
+    pictures: Float[Tensor, "B H W 3"]
+    bar: ColourBar | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where things lie, in pixels from the top left."""
+
+    cell: tuple[int, int]
+    pitch: int
+    width: int
+    names: int
+    rows: int
+    bars: int
+    height: int
+
+
+def write_sheet(columns: Sequence[Column], *, title: str, caption: Sequence[str], path: Path) -> None:
+    """Write the columns as one PNG, the title above and the caption's paragraphs below, its first one larger.
+
+    Pictures under 208 pixels are enlarged by a whole number, each pixel a square; those over 384 are averaged down.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    cells = [_fit(column.pictures) for column in columns]
+    cell = (cells[0].shape[1], cells[0].shape[2])
+    pitch = max(cell[1], _MIN_PITCH) + _GAP
+    width = 2 * _MARGIN + len(columns) * pitch - _GAP
+    titles = wrap_text(title, width=width - 2 * _MARGIN, size=_TITLE_SIZE)
+    captions = [wrap_text(column.caption, width=pitch - _GAP, size=_TEXT_SIZE) for column in columns]
+    finding = wrap_text(caption[0], width=width - 2 * _MARGIN, size=_NAME_SIZE)
+    below = [line for text in caption[1:] for line in wrap_text(text, width=width - 2 * _MARGIN, size=_TEXT_SIZE)]
+
+    names = _MARGIN + len(titles) * line_height(_TITLE_SIZE) + _ROW_GAP
+    rows = names + line_height(_NAME_SIZE) + max(map(len, captions)) * line_height(_TEXT_SIZE) + _ROW_GAP
+    bars = rows + len(cells[0]) * (cell[0] + _ROW_GAP)
+    has_bar = any(column.bar for column in columns)
+    footer = bars + (_BAR + line_height(_TEXT_SIZE) + _ROW_GAP if has_bar else 0) + _ROW_GAP
+    details = footer + len(finding) * line_height(_NAME_SIZE) + _ROW_GAP // 2
+    height = details + len(below) * line_height(_TEXT_SIZE) + _MARGIN
+    layout = _Layout(cell=cell, pitch=pitch, width=width, names=names, rows=rows, bars=bars, height=height)
+
+    figure = new_figure(width, height)
+    figure.figimage(_paste(columns, cells, layout).numpy(), origin="upper")
+    _write_text(figure, layout, (_MARGIN, _MARGIN), titles, _TITLE_SIZE, bold=True)
+    _write_text(figure, layout, (_MARGIN, footer), finding, _NAME_SIZE)
+    _write_text(figure, layout, (_MARGIN, details), below, _TEXT_SIZE, colour=FAINT)
+    for number, (column, lines) in enumerate(zip(columns, captions, strict=True)):
+        _label_column(figure, layout, _MARGIN + number * pitch, column, lines)
+    save_png(figure, path)
+
+
+def _fit(pictures: Float[Tensor, "B H W 3"]) -> Float[Tensor, "B h w 3"]:
+    pictures = pictures.cpu()
+    longest = max(pictures.shape[1:3])
+    times = max(1, round(_CELL_SIDE / longest))
+    if longest <= _MAX_CELL_SIDE:
+        return pictures.repeat_interleave(times, dim=1).repeat_interleave(times, dim=2)
+    size = [max(1, round(side * _MAX_CELL_SIDE / longest)) for side in pictures.shape[1:3]]
+    return interpolate(pictures.permute(0, 3, 1, 2), size=size, mode="area").permute(0, 2, 3, 1)
+
+
+def _paste(
+    columns: Sequence[Column], cells: Sequence[Float[Tensor, "B h w 3"]], layout: _Layout
+) -> Float[Tensor, "height width 3"]:
+    page = torch.ones(layout.height, layout.width, 3)
+    height, width = layout.cell
+    for number, (column, pictures) in enumerate(zip(columns, cells, strict=True)):
+        left = _MARGIN + number * layout.pitch
+        for row, picture in enumerate(pictures):
+            top = layout.rows + row * (height + _ROW_GAP)
+            page[top : top + height, left : left + width] = picture
+        if column.bar is not None:
+            steps = torch.linspace(0, len(column.bar.colours) - 1, width).round().long()
+            page[layout.bars : layout.bars + _BAR, left : left + width] = column.bar.colours.cpu()[steps]
+    return page
+
+
+def _label_column(figure: "Figure", layout: _Layout, left: int, column: Column, caption: Sequence[str]) -> None:
+    _write_text(figure, layout, (left, layout.names), [column.name], _NAME_SIZE, bold=True)
+    below_name = layout.names + line_height(_NAME_SIZE)
+    _write_text(figure, layout, (left, below_name), caption, _TEXT_SIZE, colour=FAINT)
+    if column.bar is not None:
+        top = layout.bars + _BAR + 3
+        _write_text(figure, layout, (left, top), [column.bar.low], _TEXT_SIZE, colour=FAINT)
+        right = (left + layout.cell[1], top)
+        _write_text(figure, layout, right, [column.bar.high], _TEXT_SIZE, colour=FAINT, align="right")
+
+
+def _write_text(
+    figure: "Figure",
+    layout: _Layout,
+    place: tuple[int, int],
+    lines: Sequence[str],
+    size: float,
+    *,
+    bold: bool = False,
+    colour: str = INK,
+    align: str = "left",
+) -> None:
+    for number, line in enumerate(lines):
+        figure.text(
+            place[0] / layout.width,
+            1 - (place[1] + number * line_height(size)) / layout.height,
+            line,
+            fontsize=size,
+            fontweight="bold" if bold else "normal",
+            color=colour,
+            ha=align,
+            va="top",
+            parse_math=False,  # a title may hold a dollar sign
+        )

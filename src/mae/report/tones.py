@@ -1,0 +1,82 @@
+"""From normalised channels to colours that a screen can show."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# Where the values are no picture in [0, 1], the darkest and brightest 1 % may lie outside the shown range.
+_ROBUST = (0.01, 0.99)
+_ROUNDING = 1e-3  # normalising and back moves a value of 0 or 1 by less
+_MAX_VALUES = 1 << 20  # a quantile needs a sort; this many values settle it
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tones:
+    """How a batch is shown: un-normalise, choose channels, scale to [0, 1], clip.
+
+    Attributes:
+        mean: per channel, what was subtracted from the images.
+        std: per channel, what they were divided by.
+        low: per shown channel, the value drawn black.
+        high: per shown channel, the value drawn white.
+        notes: what the viewer must know, one sentence each; empty for plain pictures.
+    """
+
+    mean: Float[Tensor, "C 1 1"]
+    std: Float[Tensor, "C 1 1"]
+    low: Float[Tensor, "S 1 1"]
+    high: Float[Tensor, "S 1 1"]
+    notes: tuple[str, ...]
+
+    def paint(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B H W 3"]:
+        """Colours in [0, 1]; one shown channel becomes grey."""
+        shown = (images * self.std + self.mean)[:, : len(self.low)]
+        shown = ((shown - self.low) / (self.high - self.low)).clamp(0, 1)
+        return shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+
+
+def choose_tones(images: Float[Tensor, "B C H W"], mean: tuple[float, ...], std: tuple[float, ...]) -> Tones:
+    """One and three channels with values in [0, 1] are shown as they are; anything else is scaled to be visible.
+
+    Other numbers of channels show the first three (of two, the first), each scaled by itself; values beyond
+    [0, 1] are scaled together, so that colours keep their hue.
+
+    Args:
+        images: the true normalised images; predictions never change how a panel is scaled.
+        mean: one value a channel.
+        std: one value a channel.
+    """
+    centre, spread = (torch.tensor(values, device=images.device)[:, None, None] for values in (mean, std))
+    channels = images.shape[1]
+    num_shown = 1 if channels <= 2 else 3
+    shown = (images * spread + centre)[:, :num_shown]
+    low, high, notes = torch.zeros_like(centre[:num_shown]), torch.ones_like(centre[:num_shown]), []
+    if channels not in (1, 3):
+        ranges = [_robust_range(shown[:, channel]) for channel in range(num_shown)]
+        low, high = (torch.stack(ends)[:, None, None] for ends in zip(*ranges, strict=True))
+        which = "channels 1, 2, 3 as red, green, blue" if num_shown == 3 else "channel 1 as grey"
+        notes.append(
+            f"Shown: {which} of {channels}, each scaled from its 1 % to its 99 % quantile; numbers are of all channels."
+        )
+    elif shown.min() < -_ROUNDING or shown.max() > 1 + _ROUNDING:
+        bottom, top = _robust_range(shown)
+        low, high = low + bottom, low + top
+        notes.append(f"Values beyond [0, 1]: shown from {bottom:.3g} (1 % quantile) to {top:.3g} (99 %).")
+    return Tones(mean=centre, std=spread, low=low, high=high, notes=tuple(notes))
+
+
+def error_scale(error: Float[Tensor, "B H W"], hidden: Bool[Tensor, "B H W"]) -> float:
+    """The error drawn in the strongest colour: the 99 % quantile over the hidden pixels, so one spot dims nothing."""
+    return max(float(_quantile(error[hidden], _ROBUST[1])), torch.finfo(torch.float32).tiny)
+
+
+def _robust_range(values: Float[Tensor, "..."]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    low, high = (_quantile(values, share) for share in _ROBUST)
+    return low, torch.maximum(high, low + 1e-6 * low.abs().clamp(min=1e-30))  # never an empty range
+
+
+def _quantile(values: Float[Tensor, "..."], share: float) -> Float[Tensor, ""]:
+    flat = values.flatten()
+    return flat[:: -(-flat.numel() // _MAX_VALUES)].quantile(share)
