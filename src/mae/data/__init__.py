@@ -1,0 +1,1 @@
+"""From files on a disk to batches: decoding, sources, augmentation, image sets and loaders."""

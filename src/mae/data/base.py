@@ -1,0 +1,136 @@
+"""What every source of images offers, and how names and labels are kept."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64
+from torch import Tensor
+
+from mae.data.limits import ImageInfo
+from mae.errors import UsageError
+
+HELD_OUT = 0.2
+"""Share of each class that is kept for testing where a source has no test part of its own."""
+
+
+@runtime_checkable  # so that type checks while testing can tell one
+class Source(Protocol):
+    """Images in a fixed order, known by number; nothing of a label is read."""
+
+    @property
+    def name(self) -> str:
+        """What the user called it."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """One line on what it holds and what was left out."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> np.ndarray:
+        """The image `[H, W, C]`, uint8, uint16 or float32; raises `UnreadableImage`."""
+        ...
+
+    def probe(self, index: int) -> ImageInfo:
+        """What `load` would give, without decoding; raises `UnreadableImage`."""
+        ...
+
+    def item_name(self, index: int) -> str:
+        """The file, member or element, for messages."""
+        ...
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the order, names or sizes of the items."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledSplit:
+    """One part of a labelled data set; `labels[i]` is the class of the source's image i."""
+
+    source: Source
+    labels: Int64[Tensor, " n"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledData:
+    """A labelled data set; labels are positions in `class_names`."""
+
+    train: LabelledSplit
+    test: LabelledSplit
+    class_names: tuple[str, ...]
+    note: str
+
+
+class Names(Sequence[str]):
+    """Many names in two flat arrays.
+
+    A list of a million strings would be copied into each worker process piece by piece, since Python writes a
+    reference count into every string it looks at; arrays stay shared.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        # File names may hold bytes that are no UTF-8; surrogateescape keeps them.
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start, end = self._ends[index], self._ends[index + 1]
+        return self._text[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def take(self, indices: np.ndarray) -> "Names":
+        """The names at `indices`, in that order."""
+        return Names(self[int(index)] for index in indices)
+
+
+def fingerprint_of(names: Iterable[str], sizes: np.ndarray) -> str:
+    """16 hexadecimal digits for items in order, from their names and sizes in bytes."""
+    digest = hashlib.sha256()
+    for name, size in zip(names, sizes, strict=True):
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0%d\n" % int(size))
+    return digest.hexdigest()[:16]
+
+
+def hold_out(names: Sequence[str], labels: np.ndarray) -> np.ndarray:
+    """Which items are kept for testing: a fifth of each class, chosen by a hash of the names.
+
+    At least one item of each class of two or more is held out, and none of a class of one.
+
+    Args:
+        names: the items' names.
+        labels: class numbers `[n]`.
+
+    Returns:
+        Booleans `[n]`, True for the test part.
+    """
+    order = np.array([hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest() for name in names])
+    test = np.zeros(len(names), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = max(round(HELD_OUT * len(members)), 1) if len(members) > 1 else 0
+        test[members[np.argsort(order[members], kind="stable")][:count]] = True
+    return test
+
+
+def check_classes(class_names: Sequence[str], *, name: str) -> None:
+    """Refuses data that cannot be classified.
+
+    Raises:
+        UsageError: fewer than two classes.
+    """
+    if len(class_names) < 2:
+        found = f"only the class {class_names[0]!r}" if class_names else "no class folders"
+        raise UsageError(
+            f"{name} holds {found}; expected a folder for each of two or more classes, as in train/cat/1.jpg"
+        )

@@ -1,0 +1,238 @@
+"""Images in files: folders, lists of paths and zip archives, which are read in place and never extracted."""
+
+import os
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from mae.data.base import Names, fingerprint_of
+from mae.data.decoding import HEADER_BYTES, decode, probe, recognise
+from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes
+from mae.errors import UsageError
+
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileSource:
+    """Image files below a folder; `names` are paths relative to it, with `/`."""
+
+    name: str
+    note: str
+    root: Path
+    names: Names
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def item_name(self, index: int) -> str:
+        """The path, for messages."""
+        return str(self.root / self.names[index])
+
+    def load(self, index: int) -> np.ndarray:
+        """The image `[H, W, C]`; raises `UnreadableImage`."""
+        return decode(self._read(index), name=self.item_name(index))
+
+    def probe(self, index: int) -> ImageInfo:
+        """What `load` would give; raises `UnreadableImage`."""
+        return probe(self._read(index), name=self.item_name(index))
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the names and sizes in order."""
+        return fingerprint_of(self.names, self.sizes)
+
+    def take(self, indices: np.ndarray, note: str) -> "FileSource":
+        """The files at `indices` alone."""
+        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], note=note)
+
+    def _read(self, index: int) -> bytes:
+        path = self.root / self.names[index]
+        try:
+            check_num_bytes(path.stat().st_size, name=str(path))
+            return path.read_bytes()
+        except OSError as error:
+            raise UnreadableImage(f"{path} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ZipSource:
+    """Image members of a zip archive; `table` has a row for each member: offset, packed, size, crc, method.
+
+    The archive is opened anew for each read. That costs 20 us, and leaves no open file or position that worker
+    processes or threads could share.
+    """
+
+    name: str
+    note: str
+    path: Path
+    names: Names
+    table: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def item_name(self, index: int) -> str:
+        """The path, for messages."""
+        return f"{self.path}/{self.names[index]}"
+
+    def load(self, index: int) -> np.ndarray:
+        """The image `[H, W, C]`; raises `UnreadableImage`."""
+        return decode(self._read(index), name=self.item_name(index))
+
+    def probe(self, index: int) -> ImageInfo:
+        """What `load` would give; raises `UnreadableImage`."""
+        return probe(self._read(index), name=self.item_name(index))
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the names and sizes in order."""
+        return fingerprint_of(self.names, self.table[:, 2])
+
+    def take(self, indices: np.ndarray, note: str) -> "ZipSource":
+        """The members at `indices` alone."""
+        return replace(self, names=self.names.take(indices), table=self.table[indices], note=note)
+
+    def _read(self, index: int) -> bytes:
+        offset, packed, size, crc, method = (int(value) for value in self.table[index])
+        name = self.item_name(index)
+        check_num_bytes(max(packed, size), name=name)
+        if method not in _READABLE_METHODS:
+            raise UnreadableImage(f"{name} is packed by zip method {method}; expected stored or deflate")
+        try:
+            with self.path.open("rb") as archive:
+                archive.seek(offset)
+                magic, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))
+                if magic != b"PK\3\4":
+                    raise UnreadableImage(f"{name} is not where the archive's directory says; the zip is broken")
+                archive.seek(name_length + extra_length, os.SEEK_CUR)
+                data = archive.read(packed)
+            data = _inflate(data, size, name) if method == zipfile.ZIP_DEFLATED else data
+        except (OSError, struct.error, zlib.error) as error:
+            raise UnreadableImage(f"{name} cannot be read from the archive: {error}") from error
+        if len(data) != size or zlib.crc32(data) != crc:
+            raise UnreadableImage(f"{name} does not match its checksum; the zip is damaged")
+        return data
+
+
+def _inflate(packed: bytes, size: int, name: str) -> bytes:
+    """At most `size + 1` bytes, and none beyond the header unless that is an image's: bombs stay small."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    head = inflater.decompress(packed, min(HEADER_BYTES, size))
+    recognise(head, name=name)
+    return head + inflater.decompress(inflater.unconsumed_tail, size - len(head) + 1)
+
+
+def open_folder(root: Path, *, name: str) -> FileSource:
+    """All images below a folder, sorted by path; hidden files, `__MACOSX` and loops of links are passed over.
+
+    Raises:
+        UsageError: no images.
+    """
+    found = sorted(_walk(root, "", {_identity(root)}))
+    images = [(path, size) for path, size in found if _is_image(path)]
+    _check_any(images, [path for path, _ in found], name=name)
+    names = Names(path for path, _ in images)
+    sizes = np.array([size for _, size in images], dtype=np.int64)
+    return FileSource(name=name, note=f"folder, {_count(len(names))}", root=root, names=names, sizes=sizes)
+
+
+def open_list(path: Path, *, name: str) -> FileSource:
+    """The images a text file lists, in its order: a path a line, relative to the list; `#` starts a comment line.
+
+    Raises:
+        UsageError: no paths, or one that does not exist.
+    """
+    root, names, sizes = path.parent, [], []
+    for number, line in enumerate(path.read_text("utf-8", "surrogateescape").splitlines(), start=1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        if not (root / entry).is_file():
+            raise UsageError(f"{name}, line {number}: {entry} is not a file; paths are relative to {root}")
+        names.append(entry)
+        sizes.append((root / entry).stat().st_size)
+    if not names:
+        raise UsageError(f"{name} lists no images; expected a path a line")
+    return FileSource(
+        name=name,
+        note=f"list, {_count(len(names))}",
+        root=root,
+        names=Names(names),
+        sizes=np.array(sizes, dtype=np.int64),
+    )
+
+
+def open_zip(path: Path, *, name: str) -> ZipSource:
+    """All images of a zip archive, sorted by member name.
+
+    Raises:
+        UsageError: broken, encrypted, or without images.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = sorted((m for m in archive.infolist() if not m.is_dir()), key=lambda m: m.filename)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UsageError(f"{name} is not a whole zip archive: {error}") from error
+    images = [member for member in members if _is_visible(member.filename) and _is_image(member.filename)]
+    _check_any(images, [m.filename for m in members if _is_visible(m.filename)], name=name)
+    if any(member.flag_bits & 1 for member in images):
+        raise UsageError(f"{name} is encrypted; expected a zip without a password")
+    table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images]
+    return ZipSource(
+        name=name,
+        note=f"zip, {_count(len(images))}",
+        path=path,
+        names=Names(member.filename for member in images),
+        table=np.array(table, dtype=np.int64),
+    )
+
+
+def _walk(root: Path, below: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    try:
+        entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{root / below} cannot be listed: {error.strerror}") from error
+    for entry in entries:
+        path = below + entry.name
+        if not _is_visible(entry.name):
+            continue
+        if entry.is_dir():
+            identity = _identity(Path(entry.path))
+            if identity not in seen:  # a link may lead back up
+                seen.add(identity)
+                yield from _walk(root, path + "/", seen)
+        elif entry.is_file():  # neither a pipe nor a device nor a broken link
+            yield path, entry.stat().st_size
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _is_visible(path: str) -> bool:
+    return not any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+
+
+def _is_image(path: str) -> bool:
+    return path.lower().endswith(EXTENSIONS)
+
+
+def _check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> None:
+    if images:
+        return
+    found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)
+    others = ", ".join(f"{count:,} {extension}" for extension, count in found.most_common(5)) or "nothing"
+    raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}")
+
+
+def _count(number: int) -> str:
+    return f"{number:,} file{'' if number == 1 else 's'}"

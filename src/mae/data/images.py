@@ -1,0 +1,299 @@
+"""A source opened for use: one number of channels, one type, and decoded in memory when it is small enough."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+
+from mae.data.base import Source
+from mae.data.decoding import conform
+from mae.data.limits import ImageInfo, UnreadableImage
+from mae.errors import MAEError
+from mae.randomness import permutation
+
+_SURVEYED = 256
+_CHUNK = 512
+_SHOWN = 5
+_SIZE_RANK = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Decoded:
+    """Images `[h, w, C]` of any sizes one after another in one array, which forked processes share."""
+
+    pixels: np.ndarray
+    offsets: np.ndarray
+    shapes: np.ndarray
+
+    def image(self, index: int) -> np.ndarray:
+        shape = tuple(int(side) for side in self.shapes[index])
+        start = int(self.offsets[index])
+        return self.pixels[start : start + int(np.prod(shape))].reshape(shape)
+
+
+class ImageSet:
+    """Images by number, of one number of channels and one type; made by `load_images`.
+
+    Attributes:
+        name: the source's name.
+        channels: C of every image.
+        dtype: the type the files hold; images are given as uint8, or as float32 for the other two.
+        kept: the source's number of each image here; unreadable files found at the start are left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        channels: int,
+        dtype: np.dtype,
+        decoded: _Decoded | None,
+        kept: np.ndarray,
+        sizes: np.ndarray,
+        ledger: "_Ledger",
+    ) -> None:
+        self.name = source.name
+        self.channels = channels
+        self.dtype = dtype
+        self.kept: Int64[Tensor, " n"] = torch.from_numpy(kept)
+        self._source = source
+        self._decoded = decoded
+        self._sizes = sizes
+        self._ledger = ledger
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all images lie decoded in memory."""
+        return self._decoded is not None
+
+    @property
+    def unreadable(self) -> list[str]:
+        """What was wrong with each unreadable file met so far, one message a file."""
+        return list(self._ledger.messages)
+
+    def get(self, index: int) -> UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]:
+        """One image: uint8 0..255; float32 in [0, 1] for 16-bit data; float32 raw values for the rest.
+
+        The uint8 tensor may be a view of shared memory: do not write to it.
+
+        Raises:
+            UnreadableImage: the file cannot be used; never for images in memory.
+        """
+        if self._decoded is not None:
+            pixels = self._decoded.image(index)
+        else:
+            pixels = _load(self._source, int(self.kept[index]), self.channels, self.dtype)
+        if self.dtype == np.uint16:
+            pixels = pixels.astype(np.float32) / np.float32(65535)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def report_unreadable(self, messages: Iterable[str]) -> None:
+        """Counts files that a loader could not read, each once.
+
+        Raises:
+            MAEError: more of them than `max_unreadable` allows.
+        """
+        self._ledger.add(messages)
+        self._ledger.check()
+
+    def statistics(self, seed: int = 0, limit: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel, over the whole pixels of up to `limit` images.
+
+        In the units of a batch: integers scaled to [0, 1], float data as they are. A channel that is constant
+        gets a deviation of 1, so that normalising it gives zeros.
+
+        Args:
+            seed: chooses the images.
+            limit: how many to look at.
+
+        Raises:
+            MAEError: every channel is constant, or no image could be read.
+        """
+        count, mean, squares = 0, np.zeros(self.channels), np.zeros(self.channels)
+        chosen = permutation(seed, 0, len(self))[:limit].tolist()
+        with ThreadPoolExecutor(_threads()) as pool:
+            for number, image_mean, image_squares in pool.map(self._moments, chosen):
+                if number == 0:
+                    continue
+                # Chan's rule: sums of squares about the mean are joined without cancellation.
+                total = count + number
+                shift = image_mean - mean
+                mean = mean + shift * (number / total)
+                squares = squares + image_squares + shift**2 * (count * number / total)
+                count = total
+        deviation = np.sqrt(squares / max(count, 1))
+        # A constant channel's mean is off by a rounding error, and so is its deviation from zero.
+        varies = deviation > 1e-12 * np.abs(mean)
+        if not varies.any():
+            raise MAEError(f"{self.name}: every pixel looked at has the same value; expected images with content")
+        std = np.where(varies, deviation, 1.0)
+        return tuple(float(value) for value in mean), tuple(float(value) for value in std)
+
+    def size_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Height and width of the smallest and of the largest image by area, among those looked at at the start."""
+        order = np.argsort(self._sizes.prod(axis=1), kind="stable")
+        smallest, largest = self._sizes[order[0]], self._sizes[order[-1]]
+        return (int(smallest[0]), int(smallest[1])), (int(largest[0]), int(largest[1]))
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the source's items and with what is made of them."""
+        made = f"{self._source.fingerprint()} {self.channels} {self.dtype} ".encode()
+        return hashlib.sha256(made + self.kept.numpy().tobytes()).hexdigest()[:16]
+
+    def _moments(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Number of pixels, mean, and sum of squared deviations of each channel; no pixels if unreadable."""
+        try:
+            pixels = self.get(index)
+        except UnreadableImage:
+            return 0, np.zeros(self.channels), np.zeros(self.channels)
+        values = pixels.reshape(self.channels, -1).numpy().astype(np.float64)
+        values = values / 255 if pixels.dtype == torch.uint8 else values
+        mean = values.mean(axis=1)
+        return values.shape[1], mean, ((values - mean[:, None]) ** 2).sum(axis=1)
+
+
+class _Ledger:
+    """Which files of a source could not be read, and how many may be."""
+
+    def __init__(self, *, name: str, total: int, max_unreadable: float) -> None:
+        self.messages: dict[str, None] = {}
+        self._name, self._total, self._share = name, total, max_unreadable
+
+    def add(self, messages: Iterable[str]) -> None:
+        self.messages.update(dict.fromkeys(messages))
+
+    def check(self) -> None:
+        if len(self.messages) <= self._share * self._total:
+            return
+        shown = "; ".join(list(self.messages)[:_SHOWN])
+        more = f"; and {len(self.messages) - _SHOWN} more" if len(self.messages) > _SHOWN else ""
+        raise MAEError(
+            f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, over the allowed share "
+            f"of {self._share:g}: {shown}{more}. Remove these files, or raise --max-unreadable"
+        )
+
+
+def load_images(
+    source: Source,
+    *,
+    in_chans: int | None,
+    max_unreadable: float = 0.001,
+    memory_limit: int | None = None,
+) -> ImageSet:
+    """Opens a source: looks at some headers, then decodes everything into memory if it is small enough.
+
+    Args:
+        source: where the images are.
+        in_chans: channels of every image; None takes what most of the files have, and 3 where grey and colour mix.
+        max_unreadable: share of the files, 0 to 1, that may be unreadable.
+        memory_limit: bytes that decoded images may take; never more than a quarter of the free memory is used.
+
+    Raises:
+        MAEError: more unreadable files than allowed, or no readable one.
+    """
+    ledger = _Ledger(name=source.name, total=len(source), max_unreadable=max_unreadable)
+    survey = _survey(source)
+    channels = _common_channels(survey.infos) if in_chans is None else in_chans
+    dtype = max((info.dtype for info in survey.infos), key=_SIZE_RANK.index)
+    sizes = np.array([(info.height, info.width) for info in survey.infos])
+    free = psutil.virtual_memory().available // 4
+    limit = free if memory_limit is None else min(memory_limit, free)
+    estimate = int(sizes.prod(axis=1).mean() * channels * dtype.itemsize * len(source))
+    memory = _decode_all(source, channels, dtype, ledger, limit) if estimate < limit else None
+    if memory is None:
+        ledger.add(survey.broken.values())
+        kept, decoded = np.delete(np.arange(len(source)), list(survey.broken)), None
+    else:
+        kept, decoded = memory
+        sizes = decoded.shapes[:, :2]
+    ledger.check()
+    if len(kept) == 0:
+        raise MAEError(f"{source.name}: none of {len(source):,} images could be read")
+    return ImageSet(
+        source=source, channels=channels, dtype=dtype, decoded=decoded, kept=kept, sizes=sizes, ledger=ledger
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Survey:
+    """The headers of some files, and what was wrong with those that could not be read, by number."""
+
+    infos: list[ImageInfo]
+    broken: dict[int, str]
+
+
+def _survey(source: Source) -> _Survey:
+    infos, broken = [], {}
+    for index in sorted(permutation(0, 0, len(source))[:_SURVEYED].tolist()):
+        try:
+            infos.append(source.probe(index))
+        except UnreadableImage as error:
+            broken[index] = str(error)
+    if not infos:
+        raise MAEError(
+            f"{source.name}: none of {len(broken):,} images looked at could be read: "
+            f"{'; '.join(list(broken.values())[:_SHOWN])}"
+        )
+    return _Survey(infos=infos, broken=broken)
+
+
+def _common_channels(infos: Sequence[ImageInfo]) -> int:
+    found = Counter(info.channels for info in infos)
+    most = max(found, key=lambda channels: (found[channels], channels))
+    return 3 if most == 1 and found[3] else most
+
+
+def _load(source: Source, index: int, channels: int, dtype: np.dtype) -> np.ndarray:
+    image = conform(source.load(index), channels=channels, dtype=dtype, name=source.item_name(index))
+    return image if image.flags.writeable else image.copy()  # torch warns of arrays it may not write to
+
+
+def _decode_all(
+    source: Source, channels: int, dtype: np.dtype, ledger: _Ledger, limit: int
+) -> tuple[np.ndarray, _Decoded] | None:
+    """All readable images and their numbers; None if they turn out to need more than `limit` bytes."""
+
+    def attempt(index: int) -> np.ndarray | str:
+        try:
+            return _load(source, index, channels, dtype)
+        except UnreadableImage as error:
+            return str(error)
+
+    kept: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    pieces: list[np.ndarray] = []
+    num_bytes = 0
+    with ThreadPoolExecutor(_threads()) as pool:
+        for start in range(0, len(source), _CHUNK):
+            numbers = range(start, min(start + _CHUNK, len(source)))
+            results = list(pool.map(attempt, numbers))
+            ledger.add(result for result in results if isinstance(result, str))
+            ledger.check()
+            images = [result for result in results if not isinstance(result, str)]
+            kept += [number for number, result in zip(numbers, results, strict=True) if not isinstance(result, str)]
+            shapes += [image.shape for image in images]
+            pieces.append(np.concatenate([image.ravel() for image in images]) if images else np.empty(0, dtype))
+            num_bytes += pieces[-1].nbytes
+            # Joining the pieces takes the same again for a moment, which a quarter of the free memory allows.
+            if num_bytes > limit:
+                ledger.messages.clear()
+                return None
+    sides = np.array(shapes, dtype=np.int64).reshape(-1, 3)
+    offsets = np.concatenate([[0], np.cumsum(sides.prod(axis=1))[:-1]]) if len(kept) else np.empty(0, np.int64)
+    decoded = _Decoded(pixels=np.concatenate(pieces), offsets=offsets, shapes=sides)
+    return np.array(kept, dtype=np.int64), decoded
+
+
+def _threads() -> int:
+    return min(os.cpu_count() or 1, 16)

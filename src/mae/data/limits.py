@@ -1,0 +1,73 @@
+"""What a file may ask for before anything is allocated, and the error for one that cannot be used."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae.errors import MAEError
+
+MAX_PIXELS = 64 * 1024 * 1024
+MAX_SIDE = 16384
+MAX_BYTES = 512 * 1024 * 1024
+
+
+class UnreadableImage(MAEError):
+    """One image that cannot be used; the message names the file, what was found and what was expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """What an image will be once decoded, in pixels after its EXIF orientation was applied."""
+
+    height: int
+    width: int
+    channels: int
+    dtype: np.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the decoded pixels."""
+        return self.height * self.width * self.channels * self.dtype.itemsize
+
+
+def check_size(info: ImageInfo, *, name: str) -> None:
+    """Refuses an image that is too large to be an honest one.
+
+    Raises:
+        UnreadableImage: an empty image, a side, a number of pixels or a decoded size over the limits.
+    """
+    size = f"{name} is {info.width} x {info.height} pixels"
+    if min(info.height, info.width, info.channels) < 1:
+        raise UnreadableImage(f"{size}; expected at least 1 x 1")
+    if max(info.height, info.width) > MAX_SIDE:
+        raise UnreadableImage(f"{size}; a side may have {MAX_SIDE} at most")
+    if info.height * info.width > MAX_PIXELS:
+        raise UnreadableImage(f"{size}; an image may have {MAX_PIXELS:,} pixels at most")
+    if info.num_bytes > MAX_BYTES:
+        raise UnreadableImage(
+            f"{size} with {info.channels} channels of {info.dtype}, {info.num_bytes >> 20} MiB decoded; "
+            f"expected {MAX_BYTES >> 20} MiB at most"
+        )
+
+
+def check_num_bytes(num_bytes: int, *, name: str) -> None:
+    """Refuses a file by its size, before it is read.
+
+    Raises:
+        UnreadableImage: empty, or larger than the limit.
+    """
+    if num_bytes == 0:
+        raise UnreadableImage(f"{name} is empty; expected an image")
+    if num_bytes > MAX_BYTES:
+        raise UnreadableImage(f"{name} has {num_bytes >> 20} MiB; expected {MAX_BYTES >> 20} MiB at most")
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Turns `[H, W, C]` pixels the way their EXIF or TIFF orientation (1 to 8) says; others are kept."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels

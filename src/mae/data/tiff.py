@@ -1,0 +1,153 @@
+"""TIFF: what its tags say, and reading the kinds Pillow would change or refuse.
+
+Only the first page of a file is read. `tifffile` is imported inside the functions, since it adds 0.1 s to every
+start of the program and most data sets hold no TIFF.
+"""
+
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mae.data.limits import MAX_BYTES, MAX_PIXELS, ImageInfo, UnreadableImage, check_size, upright
+
+if TYPE_CHECKING:
+    from tifffile import TiffPage
+
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _SEPARATED = 0, 1, 2, 5
+_CONTIGUOUS = 1
+_ALPHA = (1, 2)  # premultiplied, straight
+_PREMULTIPLIED = 1
+_ORIENTATION = 274
+_DEFLATE = (8, 32946)
+_LZW, _PACKBITS, _UNCOMPRESSED = 5, 32773, 1
+_MAX_INFLATION = 1400  # neither deflate (1032) nor LZW can grow a byte further than this
+
+
+@contextmanager
+def first_page(data: bytes, *, name: str) -> Iterator["TiffPage"]:
+    """The tags of a TIFF's first page, its sizes checked.
+
+    Raises:
+        UnreadableImage: sizes over the limits.
+    """
+    import tifffile
+
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        page = file.pages.first
+        check_size(info(page, name=name), name=name)
+        # A tile may be larger than the image, and is allocated whole.
+        if page.is_tiled and page.tilewidth * page.tilelength > MAX_PIXELS:
+            raise UnreadableImage(
+                f"{name} has tiles of {page.tilewidth} x {page.tilelength} pixels; expected {MAX_PIXELS:,} at most"
+            )
+        yield page
+
+
+def info(page: "TiffPage", *, name: str) -> ImageInfo:
+    """What the page will be once decoded.
+
+    Raises:
+        UnreadableImage: numbers that are no brightness (complex ones).
+    """
+    height, width = page.imagelength, page.imagewidth
+    if _orientation(page) >= 5:
+        height, width = width, height
+    return ImageInfo(height=height, width=width, channels=_channels(page), dtype=_dtype(page, name=name))
+
+
+def pillow_is_faithful(page: "TiffPage") -> bool:
+    """Whether Pillow gives this page's values unchanged; it drops bits and bands of many others."""
+    samples, bits, kind = page.samplesperpixel, page.bitspersample, _kind(page)
+    if samples > 1 and page.planarconfig != _CONTIGUOUS:
+        return False
+    if samples == 1:
+        plain = bits <= 8 and kind in "bu"
+        return plain or (bits == 16 and kind == "u" and page.photometric == _BLACK_IS_ZERO) or (bits, kind) == (32, "f")
+    if bits != 8 or kind != "u":
+        return False
+    return samples == 3 or _has_alpha(page) or (samples == 4 and page.photometric == _SEPARATED)
+
+
+def read(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
+    """The page's pixels `[H, W, C]`, uint8, uint16 or float32, upright, alpha composited over white.
+
+    Raises:
+        UnreadableImage: a compression, colour space or layout that cannot be read.
+    """
+    _check_readable(page, data=data, name=name)
+    pixels = page.asarray(maxworkers=1)
+    if page.axes == "SYX":
+        pixels = np.moveaxis(pixels, 0, 2)
+    pixels = pixels.reshape(page.imagelength, page.imagewidth, -1)
+    if pixels.dtype == bool:
+        pixels = pixels.astype(np.uint8) * 255
+    if page.photometric == _WHITE_IS_ZERO and pixels.dtype.kind == "u":
+        pixels = np.iinfo(pixels.dtype).max - pixels
+    if _has_alpha(page):
+        pixels = _over_white(pixels, premultiplied=int(page.extrasamples[0]) == _PREMULTIPLIED)
+    return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
+
+
+def _check_readable(page: "TiffPage", *, data: bytes, name: str) -> None:
+    if page.compression not in (*_DEFLATE, _LZW, _PACKBITS, _UNCOMPRESSED):
+        raise UnreadableImage(
+            f"{name} is a {page.bitspersample}-bit TIFF of {page.samplesperpixel} bands compressed by "
+            f"{page.compression!r}; save it uncompressed or with deflate"
+        )
+    if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+        raise UnreadableImage(f"{name} is a TIFF of colours {page.photometric!r}; expected grey, RGB or bands")
+    if page.axes not in ("YX", "YXS", "SYX"):
+        raise UnreadableImage(f"{name} is a TIFF with axes {page.axes}; expected height, width and bands")
+    if page.compression in _DEFLATE:
+        for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
+            # Only a long enough segment can grow past the limit; the others need no second inflating.
+            if length * _MAX_INFLATION > MAX_BYTES:
+                _check_inflation(memoryview(data)[start : start + length], name=name)
+
+
+def _check_inflation(segment: memoryview, *, name: str) -> None:
+    inflater, total, rest = zlib.decompressobj(), 0, bytes(segment)
+    while rest and not inflater.eof:
+        total += len(inflater.decompress(rest, 1 << 20))
+        rest = inflater.unconsumed_tail
+        if total > MAX_BYTES:
+            raise UnreadableImage(f"{name} holds a strip that inflates to over {MAX_BYTES >> 20} MiB")
+
+
+def _orientation(page: "TiffPage") -> int:
+    return int(page.tags.valueof(_ORIENTATION, 1))
+
+
+def _kind(page: "TiffPage") -> str:
+    return "" if page.dtype is None else page.dtype.kind
+
+
+def _has_alpha(page: "TiffPage") -> bool:
+    extra = page.extrasamples
+    return page.samplesperpixel in (2, 4) and len(extra) == 1 and int(extra[0]) in _ALPHA and _kind(page) == "u"
+
+
+def _channels(page: "TiffPage") -> int:
+    if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+        return 3  # palette, CMYK, YCbCr, LAB: Pillow makes RGB of them
+    return page.samplesperpixel - _has_alpha(page)
+
+
+def _dtype(page: "TiffPage", *, name: str) -> np.dtype:
+    kind = _kind(page)
+    if kind not in tuple("buif"):
+        raise UnreadableImage(f"{name} is a TIFF of {page.bitspersample}-bit {page.dtype} numbers; expected real ones")
+    if kind == "b" or (kind == "u" and page.bitspersample <= 8):
+        return np.dtype(np.uint8)
+    return np.dtype(np.uint16 if kind == "u" and page.bitspersample <= 16 else np.float32)
+
+
+def _over_white(pixels: np.ndarray, *, premultiplied: bool) -> np.ndarray:
+    white = float(np.iinfo(pixels.dtype).max)
+    colour, alpha = pixels[..., :-1].astype(np.float64), pixels[..., -1:] / white
+    shown = (colour if premultiplied else colour * alpha) + white * (1 - alpha)
+    return np.clip(np.rint(shown), 0, white).astype(pixels.dtype)

@@ -1,0 +1,119 @@
+"""Random crops against torchvision's distribution, and the crops' pixels."""
+
+import numpy as np
+import pytest
+import torch
+from pictures import noise
+from PIL import Image
+from scipy.stats import chi2_contingency, ks_2samp
+from torchvision.transforms import v2
+
+from mae.data.augmentation import central_crop, random_crop_boxes, resized_crop
+from mae.randomness import sample_keys
+
+DRAWS = 3000
+
+
+def boxes_for(height: int, width: int, count: int = DRAWS, **bounds) -> tuple[torch.Tensor, torch.Tensor]:
+    keys = sample_keys(1, 0, torch.arange(count))
+    return random_crop_boxes(keys, torch.full((count,), height), torch.full((count,), width), **bounds)
+
+
+def torchvision_boxes(height: int, width: int, **bounds) -> np.ndarray:
+    torch.manual_seed(0)
+    crop = v2.RandomResizedCrop(8, **{"scale": (0.2, 1.0), **bounds})
+    image = torch.empty(1, height, width)
+    found = [crop.make_params([image]) for _ in range(DRAWS)]
+    return np.array([[box[side] for side in ("top", "left", "height", "width")] for box in found])
+
+
+@pytest.mark.parametrize("size", [(224, 224), (375, 500), (500, 200), (40, 33)])
+def test_boxes_are_distributed_as_torchvisions(size):
+    ours, theirs = boxes_for(*size)[0].numpy(), torchvision_boxes(*size)
+    for measure in (
+        lambda box: box[:, 2] * box[:, 3],
+        lambda box: box[:, 3] / box[:, 2],
+        lambda box: box[:, 0],
+        lambda box: box[:, 1],
+        lambda box: box[:, 0] / np.maximum(size[0] - box[:, 2], 1),
+        lambda box: box[:, 1] / np.maximum(size[1] - box[:, 3], 1),
+    ):
+        assert ks_2samp(measure(ours), measure(theirs)).pvalue > 1e-3
+
+
+def test_positions_fill_the_spare_room_evenly():
+    ours, theirs = boxes_for(12, 12)[0].numpy(), torchvision_boxes(12, 12)
+    table = np.array([np.bincount(box[:, 0] * 12 + box[:, 1], minlength=144) for box in (ours, theirs)])
+    table = table[:, table.min(axis=0) >= 5]
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 900), (900, 2), (5, 5)])
+def test_boxes_lie_inside_any_image(size):
+    boxes, _ = boxes_for(*size, count=200)
+    top, left, height, width = boxes.unbind(1)
+    assert (height >= 1).all() and (width >= 1).all() and (top >= 0).all() and (left >= 0).all()
+    assert (top + height <= size[0]).all() and (left + width <= size[1]).all()
+
+
+@pytest.mark.parametrize("size", [(20, 600), (600, 20)])
+def test_images_no_box_fits_get_torchvisions_central_one(size):
+    ours = boxes_for(*size, count=50)[0]
+    theirs = torchvision_boxes(*size)[:1]
+    assert (ours.numpy() == theirs).all()
+
+
+def test_bounds_are_kept():
+    boxes, _ = boxes_for(400, 400, scale=(0.5, 0.6), ratio=(1.0, 1.2))
+    share, aspect = boxes[:, 2] * boxes[:, 3] / 400**2, boxes[:, 3] / boxes[:, 2]
+    assert 0.495 < share.min() and share.max() < 0.605 and 0.99 < aspect.min() and aspect.max() < 1.21
+
+
+def test_flips_are_fair_and_independent_of_the_box():
+    boxes, flips = boxes_for(100, 100)
+    assert abs(flips.float().mean().item() - 0.5) < 0.04
+    assert ks_2samp(boxes[flips, 2].numpy(), boxes[~flips, 2].numpy()).pvalue > 1e-3
+
+
+def test_a_box_depends_on_its_own_key_and_size_alone():
+    keys = sample_keys(0, 0, torch.arange(6))
+    heights, widths = torch.tensor([50, 60, 70, 80, 90, 100]), torch.tensor([90, 20, 70, 30, 50, 41])
+    together, flips = random_crop_boxes(keys, heights, widths)
+    for number in range(6):
+        one = slice(number, number + 1)
+        alone, flip = random_crop_boxes(keys[one], heights[one], widths[one])
+        assert torch.equal(alone[0], together[number]) and flip[0] == flips[number]
+
+
+def test_crop_is_pillows_within_a_level():
+    pixels = noise(60, 80)
+    smooth = np.array(Image.fromarray(pixels).resize((80, 60), Image.Resampling.BOX).resize((20, 15)).resize((80, 60)))
+    found = resized_crop(torch.from_numpy(smooth).permute(2, 0, 1), (5, 7, 40, 50), False, (24, 32))
+    expected = Image.fromarray(smooth).crop((7, 5, 57, 45)).resize((32, 24), Image.Resampling.BICUBIC)
+    difference = np.abs(found.permute(1, 2, 0).numpy().astype(int) - np.array(expected).astype(int))
+    assert found.dtype == torch.uint8 and difference.max() <= 1
+
+
+def test_flip_mirrors_and_float_stays_float():
+    image = torch.rand(13, 20, 30) * 1000
+    straight, flipped = (resized_crop(image, (0, 0, 20, 20), flip, (8, 8)) for flip in (False, True))
+    assert straight.dtype == torch.float32 and torch.equal(straight.flip(-1), flipped)
+    assert not torch.equal(straight, flipped)
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (256, 256), (100, 333), (30, 20)])
+def test_central_crop_is_the_fields(size):
+    image = torch.from_numpy(noise(*size)).permute(2, 0, 1)
+    rule = v2.Compose([v2.Resize(256, interpolation=v2.InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(224)])
+    assert torch.equal(central_crop(image, (224, 224)), rule(image))
+
+
+def test_central_crop_keeps_what_fits_and_allows_other_shapes():
+    image = torch.from_numpy(noise(32, 32)).permute(2, 0, 1)
+    assert central_crop(image, (32, 32)) is image
+    assert central_crop(image, (16, 64)).shape == (3, 16, 64)
+    assert central_crop(image[:, :1, :1], (7, 9)).shape == (3, 7, 9)
+    ramp = torch.arange(100, dtype=torch.float32).repeat(1, 200, 1)
+    crop = central_crop(ramp, (50, 50))
+    assert crop.mean().item() == pytest.approx(49.5, abs=1)
+    assert crop.max().item() - crop.min().item() == pytest.approx(87.5, abs=3)

@@ -1,0 +1,72 @@
+"""The built-in sources: sizes, balance, and that training and test part share nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mae.data import builtin
+from mae.data.sources import open_labelled, open_source
+from mae.errors import MAEError
+
+ROOT = Path("/nowhere")
+
+
+def test_photos_are_balanced_square_and_in_colour():
+    data = open_labelled("builtin:photos", data_root=ROOT)
+    assert len(data.class_names) == 11 and "astronaut" in data.class_names
+    assert data.train.labels.bincount().tolist() == [256] * 11
+    assert data.test.labels.bincount().tolist() == [48] * 11
+    for split in (data.train, data.test):
+        for index in range(0, len(split.source), 7):
+            image = split.source.load(index)
+            assert image.shape == (builtin.TILE, builtin.TILE, 3) and image.dtype == np.uint8
+            assert image.std() > 1, f"{split.source.item_name(index)} is nearly blank"
+
+
+def test_photos_to_train_on_are_the_training_part():
+    source = open_source("builtin:photos", data_root=ROOT)
+    train = open_labelled("builtin:photos", data_root=ROOT).train.source
+    assert len(source) == len(train) == 2816 and source.fingerprint() == train.fingerprint()
+    assert source.name == "builtin:photos" and source.item_name(256) == "builtin:photos/brick[0]"
+
+
+def test_photos_training_and_test_pixels_are_disjoint(monkeypatch):
+    """Each pixel of a marked photograph names its place; no place may be in both parts, and none is lost."""
+    height, width = 300, 451
+    places = np.arange(height * width).reshape(height, width)
+    marked = np.stack([places // 65536, places // 256 % 256, places % 256], axis=2).astype(np.uint8)
+    monkeypatch.setattr(builtin, "_photo", lambda file: np.ascontiguousarray(marked))
+    monkeypatch.setattr(builtin, "_PHOTOS", {"a/beside.png": 1, "a/below.png": 0})
+    monkeypatch.setattr(builtin, "TILE", 90)
+    for photo in (0, 1):
+        seen = []
+        for source in builtin.photo_tiles():
+            cells = source.grid[0] * source.grid[1]
+            tiles = [source.load(photo * cells + cell).astype(np.int64) for cell in range(cells)]
+            assert {tile.shape for tile in tiles} == {(90, 90, 3)}
+            seen.append({int(p) for t in tiles for p in np.unique(t @ np.array([65536, 256, 1]))})
+        assert not seen[0] & seen[1]
+        assert len(seen[0] | seen[1]) == height * width
+
+
+def test_a_missing_photograph_is_explained(monkeypatch):
+    monkeypatch.setattr(builtin, "_PHOTOS", {"skimage/data/unicorn.png": 1})
+    with pytest.raises(MAEError, match="needs .*unicorn.png, which this version of skimage does not bring"):
+        open_source("builtin:photos", data_root=ROOT)
+    monkeypatch.setattr(builtin, "_PHOTOS", {"no_such_package/a.png": 1})
+    with pytest.raises(MAEError, match="needs the package no_such_package"):
+        open_source("builtin:photos", data_root=ROOT)
+
+
+def test_digits_keep_their_test_part_unseen():
+    data = open_labelled("builtin:digits", data_root=ROOT)
+    source = open_source("builtin:digits", data_root=ROOT)
+    assert len(source) == len(data.train.source) == 1438 and len(data.test.source) == 359
+    train = {data.train.source.item_name(index) for index in range(1438)}
+    test = {data.test.source.item_name(index) for index in range(359)}
+    assert not train & test and len(train | test) == 1797
+    share = data.test.labels.bincount() / (data.test.labels.bincount() + data.train.labels.bincount())
+    assert share.min() > 0.18 and share.max() < 0.22
+    assert source.load(0).shape == (8, 8, 1)
+    assert max(int(source.load(index).max()) for index in range(50)) == 255

@@ -1,0 +1,300 @@
+"""Decoding: what every kind of file becomes, and that hostile ones are refused early."""
+
+import io
+import time
+import tracemalloc
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+from pictures import encoded, noise, png
+from PIL import Image, ImageOps
+
+from mae.data.decoding import conform, decode, probe
+from mae.data.limits import UnreadableImage
+
+UINT8, UINT16, FLOAT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32)
+
+
+def tiff(pixels: np.ndarray, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, pixels, **options)
+    return buffer.getvalue()
+
+
+def checked(data: bytes) -> np.ndarray:
+    """Decodes, and requires `probe` to have told the same beforehand."""
+    told, pixels = probe(data, name="x"), decode(data, name="x")
+    assert (told.height, told.width, told.channels, told.dtype) == (*pixels.shape, pixels.dtype)
+    assert pixels.flags.c_contiguous
+    return pixels
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "WEBP"])
+def test_colour_is_exact_in_lossless_formats(file_format):
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    pixels = noise(9, 14)
+    assert np.array_equal(checked(encoded(Image.fromarray(pixels), file_format, **options)), pixels)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpeg_modes(mode):
+    data = encoded(Image.fromarray(noise(24, 16)).convert(mode), "JPEG")
+    expected = np.array(Image.open(io.BytesIO(data)).convert("L" if mode == "L" else "RGB")).reshape(24, 16, -1)
+    assert np.array_equal(checked(data), expected)
+
+
+def test_multi_picture_jpeg_gives_its_first_frame():
+    frames = [Image.fromarray(noise(16, 16, seed=seed)) for seed in (0, 1)]
+    data = encoded(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    assert np.array_equal(checked(data), np.array(Image.open(io.BytesIO(encoded(frames[0], "JPEG")))))
+
+
+def test_content_decides_not_the_name():
+    assert decode(png(), name="photo.jpg").shape == (12, 10, 3)
+
+
+def test_sixteen_bit_grey_keeps_its_values():
+    pixels = np.array([[0, 255, 256], [257, 40000, 65535]], dtype=np.uint16)
+    for data in (encoded(Image.fromarray(pixels)), tiff(pixels), tiff(pixels, byteorder=">")):
+        found = checked(data)
+        assert found.dtype == UINT16 and np.array_equal(found[..., 0], pixels)
+
+
+def test_one_bit_becomes_black_and_white():
+    image = Image.fromarray(noise(8, 8, 1).squeeze()).convert("1")
+    found = checked(encoded(image))
+    assert found.shape == (8, 8, 1) and set(np.unique(found)) == {0, 255}
+
+
+def test_palette_becomes_colour():
+    image = Image.fromarray(noise(8, 8)).quantize(16)
+    assert np.array_equal(checked(encoded(image)), np.array(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
+def test_alpha_is_composited_over_white(mode, channels):
+    colours = np.full((1, 3, channels), 100, dtype=np.uint8)
+    alpha = np.array([0, 255, 128], dtype=np.uint8).reshape(1, 3, 1)
+    found = checked(encoded(Image.fromarray(np.concatenate([colours, alpha], axis=2))))
+    assert found.shape == (1, 3, channels)
+    assert found[0, :, 0].tolist() == pytest.approx([255, 100, 100 * 128 / 255 + 127], abs=1)
+
+
+def test_transparent_palette_entry_becomes_white():
+    image = Image.new("P", (2, 1))
+    image.putpalette([200, 0, 0, 0, 0, 200])
+    image.putpixel((1, 0), 1)
+    assert checked(encoded(image, transparency=0)).tolist() == [[[255, 255, 255], [0, 0, 200]]]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_exif_orientation_is_applied(orientation, file_format):
+    exif = Image.Exif()
+    exif[274] = orientation
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    data = encoded(Image.fromarray(noise(16, 24)), file_format, exif=exif, **options)
+    assert np.array_equal(checked(data), np.array(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
+
+
+def test_orientation_of_sixteen_bit_colour_tiff():
+    pixels = noise(6, 9).astype(np.uint16) * 256
+    found = checked(tiff(pixels, photometric="rgb", extratags=[(274, 3, 1, 6, True)]))
+    assert np.array_equal(found, np.rot90(pixels, -1))
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_thirteen_bands_of_sixteen_bits(planar, compression):
+    bands = np.random.default_rng(0).integers(0, 65536, (7, 11, 13), dtype=np.uint16)
+    stored = bands if planar == "contig" else np.moveaxis(bands, 2, 0)
+    found = checked(tiff(stored, photometric="minisblack", planarconfig=planar, compression=compression))
+    assert found.dtype == UINT16 and np.array_equal(found, bands)
+
+
+def test_sixteen_bit_colour_tiff_keeps_its_low_bytes():
+    pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3), dtype=np.uint16)
+    assert np.array_equal(checked(tiff(pixels, photometric="rgb")), pixels)
+
+
+def test_four_bands_without_alpha_stay_four():
+    pixels = noise(5, 6, 4)
+    assert np.array_equal(checked(tiff(pixels, photometric="rgb", extrasamples=["unspecified"])), pixels)
+    assert checked(tiff(pixels, photometric="rgb", extrasamples=["unassalpha"])).shape == (5, 6, 3)
+
+
+@pytest.mark.parametrize("kind", ["u4", "i2", "i4", "f4", "f8"])
+def test_wide_numbers_become_raw_floats(kind):
+    pixels = np.array([[0, 3, 100], [70000 % 32000, 12, 9]]).astype(kind)
+    found = checked(tiff(pixels))
+    assert found.dtype == FLOAT32 and np.array_equal(found[..., 0], pixels.astype(np.float32))
+
+
+def test_white_is_zero_is_inverted():
+    pixels = np.array([[0, 1000, 65535]], dtype=np.uint16)
+    assert checked(tiff(pixels, photometric="miniswhite"))[..., 0].tolist() == [[65535, 64535, 0]]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value):
+    pixels = np.ones((4, 4, 5), dtype=np.float32)
+    pixels[1, 2, 3] = value
+    with pytest.raises(UnreadableImage, match="field.tif holds NaN or infinite"):
+        decode(tiff(pixels, photometric="minisblack", planarconfig="contig"), name="field.tif")
+
+
+def forged_jpeg(width: int, height: int) -> bytes:
+    """A JPEG whose header claims another size; its entropy-coded data is long."""
+    data = bytearray(encoded(Image.fromarray(noise(200, 200)), "JPEG", quality=95))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes(data)
+
+
+def forged_png(width: int, height: int) -> bytes:
+    data = bytearray(png())
+    data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+def forged_webp(width: int, height: int) -> bytes:
+    data = bytearray(encoded(Image.fromarray(noise(8, 8, 4)), "WEBP", lossless=True))
+    assert data[12:16] == b"VP8L"
+    packed = int.from_bytes(data[21:25], "little") & ~0xFFFFFFF
+    data[21:25] = (packed | (width - 1) | (height - 1) << 14).to_bytes(4, "little")
+    return bytes(data)
+
+
+def forged_tile_tiff() -> bytes:
+    data = tiff(noise(32, 32, 1).squeeze(), tile=(16, 16))
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        places = [file.pages.first.tags[code].valueoffset for code in (322, 323)]
+    patched = bytearray(data)
+    for place in places:
+        patched[place : place + 2] = (65520).to_bytes(2, "little")
+    return bytes(patched)
+
+
+BOMBS = {
+    "jpeg": forged_jpeg(30000, 30000),
+    "jpeg within the sides": forged_jpeg(16000, 16000),
+    "png": forged_png(30000, 30000),
+    "webp": forged_webp(16000, 16000),
+    "tile": forged_tile_tiff(),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("read", [decode, probe])
+def test_forged_sizes_are_refused_before_allocating(kind, read):
+    decode(png(), name="warm-up")
+    before = Image.MAX_IMAGE_PIXELS
+    tracemalloc.start()
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UnreadableImage, match="bomb.*pixels.*at most"):
+            read(BOMBS[kind], name="bomb")
+    elapsed, peak = time.perf_counter() - started, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert before == Image.MAX_IMAGE_PIXELS
+    assert elapsed < 0.5 and peak < 8 << 20
+
+
+def test_limits_name_the_side_the_pixels_and_the_bytes(monkeypatch):
+    with pytest.raises(UnreadableImage, match="60000 x 1 pixels; a side may have 16384"):
+        decode(png(1, 60000), name="strip.png")
+    with pytest.raises(UnreadableImage, match="67,108,864 pixels at most"):
+        decode(forged_jpeg(16000, 16000), name="a.jpg")
+    with pytest.raises(UnreadableImage, match="0 x 10|whole PNG"):
+        decode(forged_png(0, 10), name="a.png")
+    bands = tiff(np.zeros((20, 20, 5), np.float32), photometric="minisblack", planarconfig="contig")
+    monkeypatch.setattr("mae.data.limits.MAX_BYTES", 7999)
+    with pytest.raises(UnreadableImage, match="a.tif is 20 x 20 pixels with 5 channels of float32.*expected"):
+        decode(bands[:7999], name="a.tif")
+    with pytest.raises(UnreadableImage, match="long.tif has 0 MiB"):
+        decode(bands, name="long.tif")
+
+
+def test_inflating_strip_is_refused(monkeypatch):
+    pixels = np.zeros((512, 512, 5), np.uint8)
+    data = tiff(pixels, photometric="minisblack", planarconfig="contig", compression="zlib", rowsperstrip=512)
+    monkeypatch.setattr("mae.data.tiff.MAX_BYTES", 1 << 20)
+    with pytest.raises(UnreadableImage, match="inflates to over 1 MiB"):
+        decode(data, name="bomb.tif")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])
+def test_tiny_and_thin_images_are_allowed(size):
+    assert checked(png(*size)).shape == (*size, 3)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_truncated_files_are_refused(file_format, share):
+    data = encoded(Image.fromarray(noise(64, 64)), file_format)
+    with pytest.raises(UnreadableImage, match="cut"):
+        decode(data[: int(len(data) * share)], name="cut")
+
+
+@pytest.mark.parametrize("options", [{"compression": "zlib"}, {}])
+def test_truncated_multi_band_tiff_is_refused(options):
+    data = tiff(noise(64, 64, 5), photometric="minisblack", planarconfig="contig", **options)
+    cut = bytearray(data)
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        start = file.pages.first.dataoffsets[0]
+    del cut[start + (len(data) - start) // 2 :]
+    with pytest.raises(UnreadableImage, match="cut.tif"):
+        decode(bytes(cut), name="cut.tif")
+
+
+def test_other_content_is_refused_by_name():
+    gif = encoded(Image.fromarray(noise(4, 4)), "GIF")
+    with pytest.raises(UnreadableImage, match=r"cat.jpg starts with b'GIF8.a.*expected a JPEG, PNG, WebP, TIFF or BMP"):
+        decode(gif, name="cat.jpg")
+    with pytest.raises(UnreadableImage, match="note.png starts with b'hello"):
+        decode(b"hello, world, this is text", name="note.png")
+    with pytest.raises(UnreadableImage, match="nothing.png is empty"):
+        decode(b"", name="nothing.png")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_random_damage_never_raises_anything_else():
+    rng = np.random.default_rng(0)
+    originals = [png(), encoded(Image.fromarray(noise(20, 20)), "JPEG"), encoded(Image.fromarray(noise(9, 9)), "WEBP"),
+                 tiff(noise(9, 9, 5), photometric="minisblack", planarconfig="contig", compression="zlib")]  # fmt: skip
+    for data in originals:
+        for _ in range(60):
+            damaged = bytearray(data)
+            for place in rng.integers(0, len(data), 3):
+                damaged[place] = rng.integers(256)
+            try:
+                decode(bytes(damaged), name="x")
+            except UnreadableImage:
+                continue
+
+
+def test_conform_replicates_grey_and_weighs_colour():
+    grey = np.array([[[7], [200]]], dtype=np.uint8)
+    assert conform(grey, channels=3, dtype=UINT8, name="x").tolist() == [[[7] * 3, [200] * 3]]
+    colour = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]], dtype=np.uint8)
+    assert conform(colour, channels=1, dtype=UINT8, name="x")[0, :, 0].tolist() == [76, 150, 29, 255]
+
+
+def test_conform_scales_integers():
+    values = np.array([[[0], [128], [255]]], dtype=np.uint8)
+    wide = conform(values, channels=1, dtype=UINT16, name="x")
+    assert wide[0, :, 0].tolist() == [0, 128 * 257, 65535]
+    assert np.array_equal(conform(wide, channels=1, dtype=UINT8, name="x"), values)
+
+
+def test_conform_says_which_option_to_set():
+    bands = np.zeros((2, 2, 13), dtype=np.uint16)
+    with pytest.raises(UnreadableImage, match="tile.tif has 13 channels; --in-chans is 3: set --in-chans 13"):
+        conform(bands, channels=3, dtype=UINT16, name="tile.tif")
+    with pytest.raises(UnreadableImage, match="tile.tif holds uint16 values, the data set float32"):
+        conform(bands, channels=13, dtype=FLOAT32, name="tile.tif")

@@ -1,0 +1,242 @@
+"""Loaders: what a step sees depends on the seed and the step alone, and failures are reported."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+from pictures import Pictures, noise
+
+from mae.data.images import ImageSet, load_images
+from mae.data.loaders import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    RawBatch,
+    TrainingLoader,
+    default_workers,
+    evaluation_batches,
+    explained_worker_failure,
+    normalise,
+)
+from mae.errors import MAEError, UsageError
+from mae.randomness import Stream, permutation, sample_keys, uniform
+
+
+def image_set(count: int = 22, broken: frozenset[int] = frozenset(), max_unreadable: float = 0.001) -> ImageSet:
+    """Images of several sizes; broken ones are met while training only."""
+    source = Pictures([noise(20 + number % 3, 24, 3, number) for number in range(count)])
+    images = load_images(source, in_chans=None, memory_limit=0 if broken else None, max_unreadable=max_unreadable)
+    source.broken = broken
+    return images
+
+
+def loader(images: ImageSet, **changes) -> TrainingLoader:
+    settings = dict(batch_size=8, accumulate=2, img_size=(16, 12), seed=5, workers=0, augment=True)
+    return TrainingLoader(images=images, **{**settings, **changes})
+
+
+def taken(source: TrainingLoader, count: int, start_step: int = 0) -> list[RawBatch]:
+    with contextlib.closing(source.iterate(start_step)) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def same(first: list[RawBatch], second: list[RawBatch]) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.ids, b.ids) and torch.equal(a.keys, b.keys) and torch.equal(a.images, b.images)
+        and a.unreadable == b.unreadable
+        for a, b in zip(first, second, strict=True)
+    )  # fmt: skip
+
+
+def test_an_epoch_follows_the_permutation_and_drops_the_rest():
+    source = loader(image_set())
+    assert source.steps_per_epoch == 2
+    batches = taken(source, 8)
+    assert [batch.images.shape for batch in batches] == [(4, 3, 16, 12)] * 8
+    for epoch in (0, 1):
+        ids = torch.cat([batch.ids for batch in batches[4 * epoch : 4 * epoch + 4]])
+        assert torch.equal(ids, permutation(5, epoch, 22)[:16])
+        keys = torch.cat([batch.keys for batch in batches[4 * epoch : 4 * epoch + 4]])
+        assert torch.equal(keys, sample_keys(5, epoch, ids))
+
+
+def test_an_epoch_that_divides_covers_every_image_once():
+    batches = taken(loader(image_set(24), batch_size=6), 8)
+    assert torch.cat([batch.ids for batch in batches]).sort().values.tolist() == list(range(24))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("broken", [frozenset(), frozenset({3, 7, 11})])
+def test_workers_change_nothing(workers, broken):
+    expected = taken(loader(image_set(broken=broken, max_unreadable=0.5)), 10)
+    assert same(taken(loader(image_set(broken=broken, max_unreadable=0.5), workers=workers), 10), expected)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_each_micro_batch_in_order(world):
+    images = image_set()
+    whole = taken(loader(images), 9)
+    parts = [taken(loader(images, rank=rank, world=world), 9) for rank in range(world)]
+    for number, batch in enumerate(whole):
+        for field in ("images", "keys", "ids"):
+            joined = torch.cat([getattr(part[number], field) for part in parts])
+            assert torch.equal(joined, getattr(batch, field))
+
+
+def test_accumulation_changes_only_where_a_step_is_cut():
+    images = image_set()
+    once, fourfold = taken(loader(images, accumulate=1), 3), taken(loader(images, accumulate=4), 12)
+    assert torch.equal(torch.cat([b.images for b in once]), torch.cat([b.images for b in fourfold]))
+
+
+@pytest.mark.parametrize("start_step", [1, 2, 3, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_gives_the_tail(start_step, workers):
+    images = image_set()
+    whole = taken(loader(images), 14)
+    assert same(taken(loader(images, workers=workers), 14 - 2 * start_step, start_step), whole[2 * start_step :])
+
+
+def test_epochs_and_seeds_differ_in_order_and_crops():
+    images = image_set(8)
+    first, second = taken(loader(images, accumulate=1), 2)
+    other = taken(loader(images, accumulate=1, seed=6), 1)[0]
+    for batch in (second, other):
+        assert not torch.equal(batch.ids, first.ids)
+        assert not torch.equal(batch.images[batch.ids.argsort()], first.images[first.ids.argsort()])
+
+
+def test_without_augmentation_crops_are_central():
+    images = image_set(8)
+    batch = taken(loader(images, accumulate=1, augment=False), 1)[0]
+    whole = torch.cat(list(evaluation_batches(images, img_size=(16, 12), batch_size=3)))
+    assert torch.equal(batch.images, whole[batch.ids])
+
+
+@pytest.mark.parametrize("start_step", [0, 2])
+def test_an_unreadable_image_is_replaced_the_same_way_each_time(start_step):
+    broken = frozenset({3, 7, 11})
+    images = image_set(broken=broken, max_unreadable=0.5)
+    clean = taken(loader(image_set()), 8, start_step)
+    found = taken(loader(images), 8, start_step)
+    assert same(found, taken(loader(images, accumulate=2), 8, start_step))
+    for batch, intact in zip(found, clean, strict=True):
+        assert torch.equal(batch.ids, intact.ids) and torch.equal(batch.keys, intact.keys)
+        differs = [not torch.equal(a, b) for a, b in zip(batch.images, intact.images, strict=True)]
+        assert differs == [int(number) in broken for number in batch.ids]
+        assert bool(batch.unreadable) == any(differs)
+    assert images.unreadable and all("is broken for this test" in message for message in images.unreadable)
+    assert len(images.unreadable) == len(set(images.unreadable)) <= 3
+
+
+def test_the_replacement_is_the_one_its_key_names():
+    images = image_set(broken=frozenset({3, 7, 11}), max_unreadable=0.5)
+    batches = taken(loader(images, accumulate=1, augment=False), 2)
+    intact = torch.cat(list(evaluation_batches(image_set(), img_size=(16, 12), batch_size=22)))
+    replaced = 0
+    for batch in batches:
+        for number, key, image in zip(batch.ids.tolist(), batch.keys, batch.images, strict=True):
+            drawn = (uniform(key.reshape(1), 16, Stream.REPLACEMENT).squeeze(0) * 22).long().tolist()
+            shown = next(n for n in [number, *drawn] if n not in {3, 7, 11})
+            replaced += shown != number
+            assert torch.equal(image, intact[shown])
+    assert replaced
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_unreadable_images_stop_the_run(workers):
+    images = image_set(broken=frozenset({3, 7, 11}), max_unreadable=0.1)
+    with pytest.raises(MAEError, match="3 of 22 images cannot be used.*picture-.*--max-unreadable"):
+        taken(loader(images, workers=workers), 40)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_set_gone_altogether_stops_the_run(workers):
+    images = image_set(broken=frozenset(range(22)), max_unreadable=1.0)
+    with pytest.raises(MAEError, match="pictures: 17 images in a row cannot be used: picture-"):
+        taken(loader(images, workers=workers), 1)
+
+
+def test_usage_errors():
+    images = image_set()
+    with pytest.raises(UsageError, match="--batch-size 32 is more than the 22 images of pictures"):
+        loader(images, batch_size=32)
+    with pytest.raises(UsageError, match="--batch-size 8 cannot be divided into 2 micro-batches on 3 .* multiple of 6"):
+        loader(images, world=3)
+
+
+def test_stopping_early_leaves_no_worker():
+    before = set(multiprocessing.active_children())
+    batches = loader(image_set(), workers=2).iterate(0)
+    next(batches)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    batches.close()
+    assert not set(multiprocessing.active_children()) - before
+
+
+def test_a_killed_worker_is_explained():
+    with contextlib.closing(loader(image_set(), workers=1).iterate(0)) as batches:
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        with pytest.raises(MAEError, match="a data worker process died or hung .*--workers"):
+            with explained_worker_failure():
+                os.kill(worker.pid, signal.SIGKILL)
+                for _ in range(50):
+                    next(batches)
+
+
+class Asleep(Pictures):
+    """A source that never answers."""
+
+    def load(self, index: int):
+        time.sleep(600)
+
+
+def test_a_hanging_worker_is_explained(monkeypatch):
+    monkeypatch.setattr("mae.data.loaders._TIMEOUT_SECONDS", 1)
+    images = load_images(Asleep([noise(8, 8)] * 8), in_chans=None, memory_limit=0)
+    with pytest.raises(MAEError, match="died or hung .*timed out"):
+        taken(loader(images, workers=1), 1)
+
+
+def test_other_errors_are_not_blamed_on_workers():
+    for message in ("a wrong shape", "Caught RuntimeError in DataLoader worker process 0."):
+        with pytest.raises(RuntimeError, match=message), explained_worker_failure():
+            raise RuntimeError(message)
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    taken(loader(image_set()), 1)
+    assert torch.get_num_threads() == before
+
+
+def test_evaluation_takes_all_in_order_and_refuses_gaps():
+    images = image_set(7)
+    sizes = [batch.shape for batch in evaluation_batches(images, img_size=(20, 24), batch_size=3)]
+    assert sizes == [(3, 3, 20, 24), (3, 3, 20, 24), (1, 3, 20, 24)]
+    first = next(iter(evaluation_batches(images, img_size=(20, 24), batch_size=3)))
+    assert torch.equal(first[0], images.get(0))
+    with pytest.raises(MAEError, match="picture-4 is broken"):
+        list(evaluation_batches(image_set(7, broken=frozenset({4})), img_size=(8, 8), batch_size=3))
+
+
+def test_normalise_scales_bytes_and_not_floats():
+    mean, std = torch.tensor([0.5, 0.25]), torch.tensor([0.5, 0.25])
+    bytes_in = torch.tensor([255, 0], dtype=torch.uint8).reshape(1, 2, 1, 1)
+    assert normalise(bytes_in, mean, std).flatten().tolist() == [1.0, -1.0]
+    assert normalise(torch.tensor([2.0, 2.0]).reshape(1, 2, 1, 1), mean, std).flatten().tolist() == [3.0, 7.0]
+    assert len(IMAGENET_MEAN) == len(IMAGENET_STD) == 3
+
+
+def test_default_workers(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert [default_workers(*case) for case in (("cpu", True), ("cpu", False), ("cuda", True))] == [0, 0, 1]
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    cases = [("cpu", True), ("cpu", False), ("cuda", True), ("cuda", False)]
+    assert [default_workers(*case) for case in cases] == [0, 4, 4, 16]

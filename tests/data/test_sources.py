@@ -1,0 +1,276 @@
+"""Sources: what is found, in which order, what is left out, and what each error says."""
+
+import os
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import SHARED, png
+
+from mae.data import arrays
+from mae.data.base import Names, hold_out
+from mae.data.limits import UnreadableImage
+from mae.data.sources import open_labelled, open_source
+from mae.errors import MAEError, UsageError
+
+
+def names_of(source) -> list[str]:
+    return [source.names[index] for index in range(len(source))]
+
+
+def archive(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as writer:
+        for name, data in files.items():
+            writer.writestr(name, data)
+    return path
+
+
+def test_names_are_kept_as_they_are():
+    names = Names(["a.png", "", "ä/ö.png", "bad-\udcff.png"])
+    assert list(names) == ["a.png", "", "ä/ö.png", "bad-\udcff.png"]
+    assert list(names.take(np.array([3, 0]))) == ["bad-\udcff.png", "a.png"]
+
+
+def test_folder_is_sorted_nested_and_without_hidden_files(tree, monkeypatch):
+    wanted = ["B.PNG", "a.jpg", "deep-1.bmp", "deep/er/z.webp", "deep/x.tiff"]
+    others = [".hidden.png", ".git/a.png", "__MACOSX/a.png", "readme.md", "deep/.DS_Store"]
+    root = tree({name: png() for name in [*wanted, *others]})
+    expected = open_source(str(root), data_root=root)
+    assert names_of(expected) == wanted and expected.note == "folder, 5 files"
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: reversed(list(scandir(path))))
+    assert names_of(open_source(str(root), data_root=root)) == wanted
+
+
+def test_loops_of_links_end(tree):
+    root = tree({"a/1.png": png(), "b/2.png": png()})
+    (root / "a" / "up").symlink_to(root)
+    (root / "a" / "dangling.png").symlink_to(root / "nowhere")
+    assert names_of(open_source(str(root), data_root=root)) == ["a/1.png", "b/2.png"]
+
+
+def test_pipes_are_passed_over(tree):
+    root = tree({"1.png": png()})
+    os.mkfifo(root / "2.png")
+    assert len(open_source(str(root), data_root=root)) == 1
+
+
+def test_train_directory_alone_is_used(tree):
+    root = tree({"train/cat/1.png": png(), "train/dog/1.png": png(), "test/cat/9.png": png(), "top.png": png()})
+    source = open_source(str(root), data_root=root)
+    assert names_of(source) == ["train/cat/1.png", "train/dog/1.png"]
+    assert source.note == "train/ only, 2 files; left out: test/ (1 files), top level (1 files)"
+
+
+@pytest.mark.parametrize("top", ["", "CIFAR/"])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_is_read_in_place(tmp_path, top, method):
+    files = {f"{top}train/{name}.png": png(seed=number) for number, name in enumerate("bac")}
+    path = archive(tmp_path / "x.zip", {**files, f"{top}test/t.png": png(), "__MACOSX/train/._a.png": b"x"}, method)
+    source = open_source(str(path), data_root=tmp_path)
+    assert names_of(source) == sorted(files)
+    assert "left out: test/ (1 files)" in source.note
+    for index, name in enumerate(sorted(files)):
+        (tmp_path / "one.png").write_bytes(files[name])
+        assert np.array_equal(source.load(index), open_source(str(tmp_path), data_root=tmp_path).load(0))
+        assert source.item_name(index) == f"{path}/{name}"
+    assert set(os.listdir(tmp_path)) == {"x.zip", "one.png"}
+
+
+def test_zip_bomb_member_is_refused_small(tmp_path):
+    path = archive(tmp_path / "x.zip", {"bomb.png": bytes(100 << 20), "good.png": png()})
+    source = open_source(str(path), data_root=tmp_path)
+    tracemalloc.start()
+    with pytest.raises(UnreadableImage, match="bomb.png starts with"):
+        source.load(0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+    assert source.load(1).shape == (12, 10, 3)
+
+
+def test_zip_member_larger_than_it_says_is_refused(tmp_path):
+    data = png(64, 64)
+    path = archive(tmp_path / "x.zip", {"liar.png": data})
+    raw = bytearray(path.read_bytes())
+    entry = raw.rindex(b"PK\1\2")
+    raw[entry + 24 : entry + 28] = (len(data) // 2).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableImage, match="liar.png does not match its checksum"):
+        open_source(str(path), data_root=tmp_path).load(0)
+
+
+def test_zip_member_over_the_limit_is_refused_by_its_entry(tmp_path):
+    path = archive(tmp_path / "x.zip", {"huge.png": png()})
+    raw = bytearray(path.read_bytes())
+    entry = raw.rindex(b"PK\1\2")
+    raw[entry + 24 : entry + 28] = (600 << 20).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableImage, match="huge.png has 600 MiB; expected 512 MiB"):
+        open_source(str(path), data_root=tmp_path).load(0)
+
+
+def test_damaged_zip_member_is_found_by_its_checksum(tmp_path):
+    data = png(64, 64)
+    path = archive(tmp_path / "x.zip", {"a.png": data}, zipfile.ZIP_STORED)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(data) + len(data) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UnreadableImage, match="a.png does not match its checksum"):
+        open_source(str(path), data_root=tmp_path).load(0)
+
+
+def test_zip_errors(tmp_path):
+    (tmp_path / "broken.zip").write_bytes(b"PK\3\4 and nothing more")
+    with pytest.raises(UsageError, match="broken.zip is not a whole zip archive"):
+        open_source(str(tmp_path / "broken.zip"), data_root=tmp_path)
+    path = archive(tmp_path / "secret.zip", {"a.png": png()})
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(b"PK\1\2") + 8] |= 1
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match="secret.zip is encrypted"):
+        open_source(str(path), data_root=tmp_path)
+    with pytest.raises(UsageError, match=r"text.zip holds no images: looked for .jpg .*; found 1 .txt"):
+        open_source(str(archive(tmp_path / "text.zip", {"a.txt": b"x"})), data_root=tmp_path)
+
+
+def test_unknown_zip_method_is_an_unreadable_image(tmp_path):
+    path = archive(tmp_path / "x.zip", {"a.png": png()}, zipfile.ZIP_LZMA)
+    with pytest.raises(UnreadableImage, match="zip method 14; expected stored or deflate"):
+        open_source(str(path), data_root=tmp_path).load(0)
+
+
+def test_list_file(tree):
+    root = tree({"pictures/b.png": png(seed=1), "pictures/a.png": png(seed=2), "sets/list.txt": b""})
+    listing = root / "sets" / "list.txt"
+    listing.write_text(f"# two\n\n../pictures/b.png\n{root}/pictures/a.png\n")
+    source = open_source(str(listing), data_root=root)
+    assert len(source) == 2 and source.note == "list, 2 files"
+    assert source.load(0).shape == (12, 10, 3)
+    listing.write_text("# none\n")
+    with pytest.raises(UsageError, match="lists no images"):
+        open_source(str(listing), data_root=root)
+    listing.write_text("../pictures/b.png\n\nmissing.png\n")
+    with pytest.raises(UsageError, match="line 3: missing.png is not a file"):
+        open_source(str(listing), data_root=root)
+
+
+def test_usage_errors_say_what_was_found(tree):
+    root = tree({"notes/a.txt": b"x", "notes/b.txt": b"x", "notes/c": b"x"})
+    with pytest.raises(UsageError, match=r"notes holds no images: looked for .*\.png.*; found 2 .txt, 1 without ext"):
+        open_source(str(root / "notes"), data_root=root)
+    with pytest.raises(UsageError, match="cifar does not exist; did you mean cifar10"):
+        open_source("cifar", data_root=root)
+    with pytest.raises(UsageError, match=f"did you mean {root}/notes"):
+        open_source(f"{root}/nodes", data_root=root)
+    with pytest.raises(UsageError, match="a.txt"):
+        open_source(str(root / "notes" / "a.txt"), data_root=root)
+    with pytest.raises(UsageError, match="c is a file, not a source of images"):
+        open_source(str(root / "notes" / "c"), data_root=root)
+    with pytest.raises(UsageError, match=f"imagenet is expected in {root}/imagenet"):
+        open_source("imagenet", data_root=root)
+
+
+def test_vanished_file_is_an_unreadable_image(tree):
+    root = tree({"a.png": png()})
+    source = open_source(str(root), data_root=root)
+    (root / "a.png").unlink()
+    with pytest.raises(UnreadableImage, match="a.png cannot be read: No such file"):
+        source.load(0)
+
+
+def test_fingerprint_changes_with_names_and_sizes_and_not_with_the_place(tree, tmp_path):
+    root = tree({"a.png": png(), "b.png": png()})
+    first = open_source(str(root), data_root=root).fingerprint()
+    moved = root.rename(tmp_path / "moved")
+    assert open_source(str(moved), data_root=root).fingerprint() == first
+    (moved / "b.png").write_bytes(png(13))
+    second = open_source(str(moved), data_root=root).fingerprint()
+    (moved / "b.png").rename(moved / "c.png")
+    assert len({first, second, open_source(str(moved), data_root=root).fingerprint()}) == 3
+    assert len(first) == 16
+
+
+def test_hold_out_takes_a_fifth_of_each_class_by_name_alone():
+    names = [f"{label}/{number}.png" for label in range(3) for number in range(20)]
+    labels = np.repeat(np.arange(3), 20)
+    test = hold_out(names, labels)
+    assert [int(test[labels == label].sum()) for label in range(3)] == [4, 4, 4]
+    order = np.random.default_rng(0).permutation(60)
+    assert np.array_equal(hold_out([names[i] for i in order], labels[order]), test[order])
+    assert hold_out(["a", "b", "c"], np.array([0, 1, 1])).tolist()[0] is False
+
+
+def test_labelled_tree_with_and_without_a_test_part(tree):
+    files = {f"{part}/{name}/{n}.png": png() for part in ("train", "val") for name in ("dog", "cat") for n in range(3)}
+    root = tree(files)
+    data = open_labelled(str(root), data_root=root)
+    assert data.class_names == ("cat", "dog")
+    for split, part in ((data.train, "train"), (data.test, "val")):
+        assert names_of(split.source) == [f"{part}/{name}/{n}.png" for name in ("cat", "dog") for n in range(3)]
+        assert split.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    halves = open_labelled(str(root / "train"), data_root=root)
+    assert "a fifth of each class was held out" in halves.note
+    train, test = names_of(halves.train.source), names_of(halves.test.source)
+    assert len(train) == 4 and len(test) == 2 and not set(train) & set(test)
+    for split in (halves.train, halves.test):
+        named = [halves.class_names[label] for label in split.labels.tolist()]
+        assert [name.split("/")[0] for name in names_of(split.source)] == named
+
+
+def test_labelled_zip(tmp_path):
+    files = {f"set/{part}/{name}/1.png": png() for part in ("train", "test") for name in ("b", "a")}
+    data = open_labelled(str(archive(tmp_path / "x.zip", files)), data_root=tmp_path)
+    assert data.class_names == ("a", "b") and data.test.labels.tolist() == [0, 1]
+    assert names_of(data.train.source) == ["set/train/a/1.png", "set/train/b/1.png"]
+
+
+def test_labelled_errors(tree):
+    root = tree({"flat/1.png": png(), "one/cat/1.png": png(), "odd/train/cat/1.png": png(),
+                 "odd/train/dog/1.png": png(), "odd/test/cow/1.png": png()})  # fmt: skip
+    with pytest.raises(UsageError, match="flat has no class folders: .*1.png lies in none"):
+        open_labelled(str(root / "flat"), data_root=root)
+    with pytest.raises(UsageError, match="only the class 'cat'.*two or more"):
+        open_labelled(str(root / "one"), data_root=root)
+    with pytest.raises(UsageError, match="test class 'cow' is not among"):
+        open_labelled(str(root / "odd"), data_root=root)
+
+
+class _Downloaded:
+    data = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    targets = [1, 0]
+    classes = ["a", "b"]
+
+    def __init__(self, root: str, *, train: bool, download: bool) -> None:
+        assert download
+
+
+def test_downloaded_set(monkeypatch, tmp_path):
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", _Downloaded)
+    source = open_source("cifar10", data_root=tmp_path)
+    assert len(source) == 2 and source.item_name(1) == "cifar10 train[1]"
+    assert np.array_equal(source.load(1), _Downloaded.data[1])
+    data = open_labelled("cifar10", data_root=tmp_path)
+    assert data.train.labels.tolist() == [1, 0] and data.class_names == ("a", "b")
+    assert arrays.cifar10(tmp_path, train=False)[0].note == "test part, 2 images"
+
+
+def test_failed_download_says_where_the_files_should_lie(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", fails)
+    monkeypatch.setattr("torchvision.datasets.STL10", fails)
+    for name, file in (("cifar10", "cifar-10-python.tar.gz"), ("stl10", "stl10_binary.tar.gz")):
+        with pytest.raises(MAEError, match=f"no network.*put {file} into {tmp_path}"):
+            open_source(name, data_root=tmp_path)
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10.zip").exists(), reason="needs shared/data/cifar10.zip")
+def test_cifar10_zip():
+    data = open_labelled(str(SHARED / "cifar10.zip"), data_root=SHARED)
+    assert data.train.labels.bincount().tolist() == [5000] * 10
+    assert data.test.labels.bincount().tolist() == [1000] * 10
+    assert data.train.source.load(49_999).shape == (32, 32, 3)
