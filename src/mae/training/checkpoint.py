@@ -1,0 +1,167 @@
+"""Checkpoints that are whole or absent: written aside, committed by a rename, verified before use.
+
+A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and, written
+last, `manifest.json` with size and SHA-256 of the others. Never a pickle.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mae.errors import MAEError
+
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_NAME = re.compile(r"step-(\d{8})")
+_ASIDE = ".writing-"
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    module: nn.Module,
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    metadata: dict[str, str],
+) -> Path:
+    """Write and commit a checkpoint.
+
+    Args:
+        folder: where the checkpoints stand.
+        step: optimizer steps done.
+        module: whose weights to store.
+        optimizer: whose running averages to store, under the parameters' names.
+        state: JSON values to store beside them.
+        metadata: text written into the header of the weights' file.
+
+    Returns:
+        The committed folder.
+
+    Raises:
+        MAEError: it could not be written; nothing half-written is left, earlier checkpoints are untouched.
+    """
+    final = folder / f"step-{step:08d}"
+    aside = folder / f"{_ASIDE}{final.name}"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+        save_file(weights, aside / MODEL, metadata=metadata)
+        save_file(_optimizer_tensors(module, optimizer), aside / OPTIMIZER)
+        (aside / STATE).write_text(json.dumps(state, indent=2))
+        files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
+        (aside / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2))
+        for name in (*files, MANIFEST):
+            _flush(aside / name)
+        shutil.rmtree(final, ignore_errors=True)  # an older one of this step that did not verify
+        aside.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        earlier = find_checkpoint(folder)
+        kept = f"the last good checkpoint, {earlier}, is untouched" if earlier else "there is no earlier checkpoint"
+        raise MAEError(
+            f"could not write {final}: {error}; free space there and go on with --resume ({kept})"
+        ) from error
+    return final
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed writer left; call it before a run writes, never while one does."""
+    for leftover in folder.glob(f"{_ASIDE}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that verifies, or None."""
+    return next((path for path in reversed(_committed(folder)) if not check(path)), None)
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints; call it after a newer one is committed."""
+    for path in _committed(folder)[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def check(path: Path) -> str:
+    """What is wrong with a checkpoint; an empty string where its files are those that were written."""
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        for name in (MODEL, OPTIMIZER, STATE):
+            if _describe(path / name) != files[name]:
+                return f"{path / name} is not the file that was written (size or checksum differs)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{path} is incomplete: {error!r}"
+    return ""
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON values stored in a checkpoint."""
+    return json.loads((path / STATE).read_text())
+
+
+def restore(path: Path, *, module: nn.Module, optimizer: Optimizer) -> None:
+    """Put a checkpoint's weights and running averages back.
+
+    Raises:
+        MAEError: the checkpoint is damaged, or of another model.
+    """
+    if wrong := check(path):
+        raise MAEError(f"{wrong}; delete that folder to go on from an earlier checkpoint")
+    try:
+        module.load_state_dict(load_file(path / MODEL))
+        _load_optimizer(module, optimizer, load_file(path / OPTIMIZER))
+    except (RuntimeError, KeyError, SafetensorError) as error:
+        raise MAEError(f"{path} does not fit this model: {error}") from error
+
+
+def _optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
+
+
+def _load_optimizer(module: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    parameters = dict(module.named_parameters())
+    for full_name, tensor in tensors.items():
+        name, key = full_name.rsplit("/", 1)
+        # AdamW wants its step counter where it put it, the averages beside the weights.
+        device = optimizer.param_groups[0]["params"][0].device if key == "step" else parameters[name].device
+        optimizer.state[parameters[name]][key] = tensor.to(device)
+
+
+def _committed(folder: Path) -> list[Path]:
+    """Committed checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or a folder is on the disk, so that a commit survives a power cut."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders; its renames are journalled
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""Where and in which precision to compute."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from mae.errors import UsageError
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` takes CUDA, else Apple's MPS, else the CPU.
+
+    Raises:
+        UsageError: the device is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, found in there.items() if found))
+    if not there.get(name, False):
+        found = ", ".join(kind for kind, is_there in there.items() if is_there)
+        raise UsageError(f"--device is {name}, which PyTorch does not find here; there is: {found}")
+    return torch.device(name)
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision of a name; `auto` takes bf16 where the hardware computes in it, else fp32.
+
+    Raises:
+        UsageError: fp16 on a CPU, which has no use for it.
+    """
+    if name == "fp16" and device.type == "cpu":
+        raise UsageError("--precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
+    if name != "auto":
+        return name
+    # Before compute capability 8 CUDA emulates bf16, slower than fp32; CPUs and MPS gain nothing sure from it.
+    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a forward runs; weights and optimizer stay float32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])

@@ -1,0 +1,276 @@
+"""The training loop."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from mae.errors import MAEError
+from mae.training import checkpoint
+from mae.training.device import autocast
+from mae.training.distributed import World
+from mae.training.log import Observer
+from mae.training.meter import Meter
+from mae.training.schedule import WarmupCosine
+from mae.training.signals import StopSignals
+
+SECONDS_BETWEEN_SAVES = 600.0
+_KEPT_CHECKPOINTS = 2
+
+Batches = Callable[[int], Iterator[Mapping[str, Any]]]
+"""From a step's number to the keyword arguments of the module's forward, `accumulate` of them a step, from there on.
+
+An iterator must be a generator, so that it can be closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How to train.
+
+    Attributes:
+        total_steps: optimizer steps of the whole run.
+        batch_size: samples of a step, over all processes.
+        accumulate: parts a step is computed in.
+        schedule: the learning rate after so many samples.
+        clip_grad: largest norm of the gradient; None: no clipping.
+        precision: `fp32`, `bf16` or `fp16`.
+        log_every: steps between rows of the log.
+        save_every: steps between checkpoints; None: one every ten minutes.
+    """
+
+    total_steps: int
+    batch_size: int
+    accumulate: int
+    schedule: WarmupCosine
+    clip_grad: float | None
+    precision: str
+    log_every: int
+    save_every: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicTask:
+    """Something done before the first step, every so many steps, and after the last, such as drawing pictures.
+
+    Attributes:
+        every: steps between two calls.
+        run: is given the number of steps done.
+    """
+
+    every: int
+    run: Callable[[int], None]
+
+
+class Trainer:
+    """Trains a module whose forward returns an output with `.loss` and `.terms`.
+
+    Args:
+        module: the module, on its device.
+        optimizer: over the module's parameters; its rate is set before each step.
+        batches: what the module's forward is given.
+        settings: how to train.
+        folder: where checkpoints go.
+        identity: JSON values that say what run this is; a checkpoint with others is refused.
+        metadata: text for the header of the weights' files.
+        device: where the module is.
+        world: the processes that train together.
+        observers: are told the numbers.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        batches: Batches,
+        settings: TrainingSettings,
+        folder: Path,
+        identity: Mapping[str, Any],
+        metadata: dict[str, str],
+        device: torch.device,
+        world: World,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.batches = batches
+        self.settings = settings
+        self.folder = folder
+        self.identity = dict(identity)
+        self.metadata = metadata
+        self.device = device
+        self.world = world
+        self.step = 0
+        self.seconds = 0.0
+        self._wrapped = world.wrap(module, device)
+        # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
+        self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
+        self._meter = Meter()
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+
+    @property
+    def samples(self) -> int:
+        """Samples seen."""
+        return self.step * self.settings.batch_size
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            MAEError: it is damaged, or of another run.
+        """
+        state = checkpoint.read_state(path)
+        for name, value in self.identity.items():
+            if state["identity"].get(name) != value:
+                raise MAEError(
+                    f"{path} was written with {name} {state['identity'].get(name)!r}, this run has {value!r}; "
+                    "start a new run in another folder, or go on with what it was started with"
+                )
+        checkpoint.restore(path, module=self.module, optimizer=self.optimizer)
+        self._scaler.load_state_dict(state["scaler"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self._saved_step = self.step
+
+    def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
+        """Train to the end, or until a signal asks to stop; either way the last step is saved.
+
+        Args:
+            observers: are told the numbers; the main process's alone.
+            tasks: done by the main process between steps.
+
+        Returns:
+            Whether the run is finished.
+
+        Raises:
+            MAEError: the loss or the gradient is not finite, or a checkpoint could not be written.
+        """
+        began = time.monotonic() - self.seconds
+        with StopSignals() as signals, closing(self.batches(self.step)) as batches:  # type: ignore[type-var]
+            if self.step == 0:
+                self._run_tasks(tasks)
+            while self.step < self.settings.total_steps:
+                self._train_step(batches)
+                self.seconds = time.monotonic() - began
+                stop, save = self.world.any(signals.asked, self._save_is_due())
+                last = self.step == self.settings.total_steps
+                self._check_finite(at_once=self.device.type == "cpu" or save or stop or last)
+                if self.step % self.settings.log_every == 0 or last or stop:
+                    self._log(observers)
+                if save or stop or last:
+                    self._save()
+                self._run_tasks(tasks)
+                self._meter.left_out(time.monotonic() - began - self.seconds)
+                if stop:
+                    break
+        return self.step == self.settings.total_steps
+
+    def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
+        rate = self.settings.schedule(self.samples)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        parts: list[dict[str, Tensor]] = []
+        for part in range(self.settings.accumulate):
+            waiting = time.perf_counter()
+            batch = next(batches)
+            self._meter.waited(time.perf_counter() - waiting)
+            parts.append(self._backward(batch, sync=part == self.settings.accumulate - 1))
+        self._scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        means = {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
+        self._meter.step({**means, "grad_norm": norm})
+        self.step += 1
+
+    def _backward(self, batch: Mapping[str, Any], *, sync: bool) -> dict[str, Tensor]:
+        """Gradients of one part of a batch; processes exchange theirs with the last part only."""
+        ddp = self._wrapped if isinstance(self._wrapped, DistributedDataParallel) else None
+        with nullcontext() if sync or ddp is None else ddp.no_sync():
+            with autocast(self.settings.precision, self.device):
+                output = self._wrapped(**batch)
+            self._scaler.scale(output.loss / self.settings.accumulate).backward()
+        return {"loss": output.loss.detach(), **{f"terms/{name}": term.detach() for name, term in output.terms.items()}}
+
+    def _clip(self) -> Tensor:
+        """Clip the gradient if asked to; its norm before that."""
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        if self.settings.clip_grad is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+    def _check_finite(self, *, at_once: bool) -> None:
+        """Stop a run whose numbers are broken, before anything of it is saved.
+
+        On a GPU asking costs a wait for the device, so it is asked where the numbers are read anyway.
+        """
+        if not at_once and self.step % self.settings.log_every != 0:
+            return
+        # fp16 overflows now and then; the scaler skips those steps, so only the loss tells.
+        watched = {"loss"} if self._scaler.is_enabled() else {"loss", "grad_norm"}
+        if self._meter.is_finite(watched):
+            return
+        last = checkpoint.find_checkpoint(self.folder)
+        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
+        raise MAEError(
+            f"the loss or its gradient is not finite (nan or inf) at step {self.step}, learning rate "
+            f"{self.settings.schedule(self.samples):.3g}; stopped, {kept}. Lower the rate (--lr), keep --clip-grad 1, "
+            "or compute in --precision fp32; and see that the images hold no nan"
+        )
+
+    def _log(self, observers: Sequence[Observer]) -> None:
+        means, names, speed = self._meter.read(self.settings.batch_size)
+        values = dict(zip(names, self.world.mean(means).tolist(), strict=True))
+        row = {
+            "step": self.step,
+            "samples": self.samples,
+            "lr": self.settings.schedule(self.samples - self.settings.batch_size),
+            "loss": values["loss"],
+            "terms": {name.removeprefix("terms/"): v for name, v in values.items() if name.startswith("terms/")},
+            "grad_norm": values["grad_norm"],
+            **speed,
+            "seconds": self.seconds,
+        }
+        for observer in observers:
+            observer.log(row)
+
+    def _save_is_due(self) -> bool:
+        if self.settings.save_every is not None:
+            return self.step % self.settings.save_every == 0
+        return time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
+
+    def _save(self) -> None:
+        if self.world.is_main and self._saved_step != self.step:
+            state = {
+                "step": self.step,
+                "samples": self.samples,
+                "seconds": self.seconds,
+                "scaler": self._scaler.state_dict(),
+                "identity": self.identity,
+            }
+            json.dumps(state)  # fails here, before anything is written, if a value is not plain
+            checkpoint.write_checkpoint(
+                self.folder,
+                step=self.step,
+                module=self.module,
+                optimizer=self.optimizer,
+                state=state,
+                metadata=self.metadata,
+            )
+            checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS)
+        self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def _run_tasks(self, tasks: Sequence[PeriodicTask]) -> None:
+        if not self.world.is_main:
+            return
+        for task in tasks:
+            if self.step % task.every == 0 or self.step == self.settings.total_steps:
+                task.run(self.step)

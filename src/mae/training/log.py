@@ -1,0 +1,79 @@
+"""Where the numbers of a run go: JSON lines, and TensorBoard."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+LogRow = Mapping[str, Any]
+
+
+class Observer(Protocol):
+    """Is told the numbers of a run as it goes."""
+
+    def log(self, row: LogRow) -> None:
+        """Take the numbers of the steps since the last row."""
+
+    def close(self) -> None:
+        """The run is over, well or not."""
+
+
+class JsonLines:
+    """Appends each row to a file; rows after the step a resumed run starts from are taken out first.
+
+    Args:
+        path: the file.
+        start_step: steps done before this part of the run.
+    """
+
+    def __init__(self, path: Path, *, start_step: int) -> None:
+        kept = [row for row in read_rows(path) if row["step"] <= start_step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._file = path.open("a")
+
+    def log(self, row: LogRow) -> None:
+        """Append a row."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; none where there is no file. A last line cut short by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class TensorBoard:
+    """Writes each number of a row as a scalar over samples seen.
+
+    Args:
+        folder: where the event files go.
+        start_samples: samples seen before this part of the run.
+    """
+
+    def __init__(self, folder: Path, *, start_samples: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
+
+        self._writer = SummaryWriter(str(folder), purge_step=start_samples + 1)
+
+    def log(self, row: LogRow) -> None:
+        """Write each number of a row."""
+        for name, value in row.items():
+            if isinstance(value, Mapping):
+                for part, number in value.items():
+                    self._writer.add_scalar(f"{name}/{part}", number, row["samples"])
+            elif name not in ("step", "samples"):
+                self._writer.add_scalar(name, value, row["samples"])
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._writer.close()

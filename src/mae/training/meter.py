@@ -1,0 +1,52 @@
+"""The numbers of the steps since the last log row, summed on the device and read once."""
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Meter:
+    """Sums loss, terms and gradient norm without asking the device for them, and times the wait for data."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps = 0
+        self._waited = 0.0
+        self._began = perf_counter()
+
+    def waited(self, seconds: float) -> None:
+        """Time spent waiting for a batch."""
+        self._waited += seconds
+
+    def left_out(self, seconds: float) -> None:
+        """Time spent on other things than training, such as saving; it does not count in the speed."""
+        self._began += seconds
+
+    def step(self, values: dict[str, Tensor]) -> None:
+        """The named numbers of one optimizer step."""
+        for name, value in values.items():
+            value = value.detach().float()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._steps += 1
+
+    def is_finite(self, names: set[str]) -> bool:
+        """Whether every named number since the last row was finite; waits for the device."""
+        sums = [self._sums[name] for name in names if name in self._sums]
+        return not sums or bool(torch.stack(sums).isfinite().all())
+
+    def read(self, samples_per_step: int) -> tuple[Tensor, list[str], dict[str, Any]]:
+        """Means of the numbers since the last call, their names, and how fast it went; starts afresh."""
+        seconds = max(perf_counter() - self._began, 1e-9)
+        names = list(self._sums)
+        means = torch.stack([self._sums[name] for name in names]) / self._steps
+        speed = {
+            "images_per_second": self._steps * samples_per_step / seconds,
+            "data_wait": self._waited / seconds,
+        }
+        self._reset()
+        return means, names, speed

@@ -1,0 +1,142 @@
+"""What stands where in the folder of a run."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mae.errors import UsageError
+from mae.training.checkpoint import find_checkpoint
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run.
+
+    Attributes:
+        root: the run's folder.
+    """
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Everything the run was told, `PretrainConfig` as JSON."""
+        return self.root / "config.json"
+
+    @property
+    def data(self) -> Path:
+        """What was found in the source: count, fingerprint, statistics, unreadable files."""
+        return self.root / "data.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The numbers of the run, a JSON object a line."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How it ended."""
+        return self.root / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Committed checkpoints, `step-…/`."""
+        return self.root / "checkpoints"
+
+    @property
+    def panels(self) -> Path:
+        """Pictures of reconstructions."""
+        return self.root / "panels"
+
+    def panel(self, step: int) -> Path:
+        """The picture drawn after a step."""
+        return self.panels / f"step-{step:08d}.png"
+
+    @property
+    def curve(self) -> Path:
+        """The loss over the run, drawn at its end."""
+        return self.root / "loss.png"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.is_file()
+
+    def check_new(self) -> None:
+        """Make sure that a new run can begin here.
+
+        Raises:
+            UsageError: there is something in the folder already, or it is a file.
+        """
+        if self.holds_run:
+            raise UsageError(f"{self.root} holds another run; go on with it by --resume, or choose another --out")
+        if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
+            raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Make the folder of a new run.
+
+        Raises:
+            UsageError: see `check_new`.
+        """
+        self.check_new()
+        self.panels.mkdir(parents=True)
+        write_json(self.config, config)
+
+
+def new_run_folder(parent: Path, name: str) -> RunFolder:
+    """A folder that is not there yet: `parent/name`, `parent/name-2` and so on."""
+    number, root = 1, parent / name
+    while root.exists():
+        number += 1
+        root = parent / f"{name}-{number}"
+    return RunFolder(root)
+
+
+def find_weights(path: Path) -> Path:
+    """The weights' file of a run folder (its newest checkpoint), a checkpoint, or the file itself.
+
+    Raises:
+        UsageError: nothing of that kind is there.
+    """
+    if path.is_file():
+        return path
+    if (path / "model.safetensors").is_file():
+        return path / "model.safetensors"
+    run = RunFolder(path)
+    newest = find_checkpoint(run.checkpoints)
+    if newest is not None:
+        return newest / "model.safetensors"
+    without = "a run without a checkpoint yet" if run.holds_run else "a folder without a model"
+    what = without if path.is_dir() else "not there"
+    raise UsageError(f"{path} is {what}; expected a run folder, one of its checkpoints or a .safetensors file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
+    return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(json.dumps(values, indent=2) + "\n")
+    os.replace(aside, path)
