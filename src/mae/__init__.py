@@ -1,0 +1,57 @@
+"""Masked-autoencoder pre-training on any images (He et al. 2021).
+
+The names below are the public ones. Each is imported when it is first used, so that the command line can
+print its help without loading PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from mae.version import __version__
+
+if TYPE_CHECKING:
+    from mae.config import PretrainConfig as PretrainConfig
+    from mae.errors import MAEError as MAEError
+    from mae.errors import UsageError as UsageError
+    from mae.models.config import ModelConfig as ModelConfig
+    from mae.models.decoder import MAEDecoder as MAEDecoder
+    from mae.models.encoder import Features as Features
+    from mae.models.encoder import MAEEncoder as MAEEncoder
+    from mae.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
+    from mae.models.zoo import create_model as create_model
+    from mae.models.zoo import list_models as list_models
+    from mae.pretraining.run import PretrainResult as PretrainResult
+    from mae.pretraining.run import load as load
+    from mae.pretraining.run import pretrain as pretrain
+    from mae.types import MAEOutput as MAEOutput
+    from mae.types import MaskPlan as MaskPlan
+
+_WHERE = {
+    "PretrainConfig": "mae.config",
+    "MAEError": "mae.errors",
+    "UsageError": "mae.errors",
+    "ModelConfig": "mae.models.config",
+    "MAEDecoder": "mae.models.decoder",
+    "Features": "mae.models.encoder",
+    "MAEEncoder": "mae.models.encoder",
+    "MaskedAutoencoder": "mae.models.masked_autoencoder",
+    "create_model": "mae.models.zoo",
+    "list_models": "mae.models.zoo",
+    "PretrainResult": "mae.pretraining.run",
+    "load": "mae.pretraining.run",
+    "pretrain": "mae.pretraining.run",
+    "MAEOutput": "mae.types",
+    "MaskPlan": "mae.types",
+}
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'mae' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

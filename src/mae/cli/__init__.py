@@ -1,0 +1,57 @@
+"""The command line: one file a command; each parses, calls and prints.
+
+Nothing here imports PyTorch before it has something to compute, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from mae.errors import MAEError, UsageError
+from mae.version import __version__
+
+COMMANDS = {
+    "pretrain": "train a masked autoencoder on images",
+    "evaluate": "tell how good a model's features are",
+    "demo": "pre-train on photographs in some minutes and show what was learned",
+    "list": "list models or recipes",
+    "show": "tell a model's sizes, parameters and arithmetic",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 1 for a failure, 2 for a wrong request, 130 for a run stopped by a signal."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except UsageError as error:
+        return _complain(error, code=2)
+    except (MAEError, OSError) as error:
+        return _complain(error, code=1)
+    except KeyboardInterrupt:
+        return _complain("interrupted", code=130)
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if args[0] == "--version":
+        sys.stdout.write(f"mae {__version__}\n")
+        return 0
+    if args[0] not in COMMANDS:
+        raise UsageError(f"unknown command {args[0]!r}; there are: {', '.join(COMMANDS)}")
+    return import_module(f"mae.cli.{args[0]}").run(args[1:])
+
+
+def _help() -> str:
+    lines = "".join(f"  {name:<10} {what}\n" for name, what in COMMANDS.items())
+    return (
+        "usage: mae COMMAND ...\n\nMasked-autoencoder pre-training on any images.\n\n"
+        f"commands:\n{lines}\n'mae COMMAND --help' tells more of each; 'mae --version' names the version.\n"
+    )
+
+
+def _complain(error: object, *, code: int) -> int:
+    sys.stderr.write(f"mae: error: {error}\n")
+    return code

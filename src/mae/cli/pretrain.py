@@ -1,0 +1,66 @@
+"""`mae pretrain SOURCE`."""
+
+from dataclasses import fields
+from typing import Annotated
+
+import tyro
+
+from mae.config import PretrainConfig
+from mae.recipes import recipe_config
+
+INTERRUPTED = 130
+
+
+def run(args: list[str]) -> int:
+    """Parse, train, and tell how to go on if a signal stopped it."""
+    config, given, resume = parse(args)
+
+    from rich.console import Console
+
+    from mae.pretraining.run import run_pretraining
+
+    console = Console()
+    result = run_pretraining(config, given=given, resume=resume, console=console)
+    if result.finished:
+        return 0
+    console.print(f"Stopped and saved. Go on with: mae pretrain --resume --out {result.folder}", soft_wrap=True)
+    return INTERRUPTED
+
+
+def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool]:
+    """The configuration, the names of the options that were given, and whether to resume."""
+    given = _given(args)
+    default = recipe_config(_recipe(args)).make_room(given)
+
+    def pretrain(
+        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False
+    ) -> tuple[PretrainConfig, bool]:
+        """Pre-train a masked autoencoder on images.
+
+        Args:
+            config: the run.
+            resume: go on with the run in --out.
+        """
+        return config, resume
+
+    config, resume = tyro.cli(pretrain, args=args, prog="mae pretrain")
+    if config.source and config.source != default.source:
+        given.add("source")
+    return config, given, resume
+
+
+def _recipe(args: list[str]) -> str:
+    """The recipe is read first: the defaults of everything else come from it."""
+    for position, arg in enumerate(args):
+        if arg == "--recipe" and position + 1 < len(args):
+            return args[position + 1]
+        if arg.startswith("--recipe="):
+            return arg.removeprefix("--recipe=")
+    return "default"
+
+
+def _given(args: list[str]) -> set[str]:
+    """Names of the configuration's fields that stand on the command line."""
+    names = {arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
+    known = {field.name for field in fields(PretrainConfig)}
+    return {name for name in names | {name.removeprefix("no_") for name in names} if name in known}

@@ -1,0 +1,62 @@
+"""`mae show MODEL`."""
+
+from typing import Annotated
+
+import tyro
+
+from mae.config import Size
+
+
+def run(args: list[str]) -> int:
+    """Print sizes, parameters and arithmetic of a named model, or of a run's."""
+    return tyro.cli(show, args=args, prog="mae show")
+
+
+def show(
+    model: Annotated[str, tyro.conf.Positional],
+    img_size: Size | None = None,
+    patch_size: Size | None = None,
+    in_chans: int | None = None,
+) -> int:
+    """Tell a model's sizes, parameters and arithmetic.
+
+    Args:
+        model: a name of 'mae list models', a run folder, a checkpoint or a .safetensors file.
+        img_size: height and width of the images, for a named model.
+        patch_size: height and width of a patch, for a named model.
+        in_chans: channels of the images, for a named model.
+    """
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from mae.errors import UsageError
+    from mae.models.summary import summarise
+    from mae.models.zoo import model_config
+    from mae.pretraining.run import load
+    from mae.report.console import show_table
+
+    given = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans}
+    options = {name: value for name, value in given.items() if value is not None}
+    if not Path(model).exists():
+        config = model_config(model, **options)  # type: ignore[arg-type]
+    elif options:
+        raise UsageError(f"{model} is a trained model; its {', '.join(options)} cannot be chosen")
+    else:
+        stored = load(model).config
+        assert stored is not None  # a loaded model has the configuration it was loaded by
+        config = stored
+    summary = summarise(config)
+    show_table(
+        Console(),
+        model,
+        [
+            *((name, str(value)) for name, value in config.to_json().items()),
+            ("grid", "x".join(map(str, config.grid))),
+            ("encoder", f"{summary.encoder_params:,} parameters, {summary.encoder_flops / 1e9:.3g} GFLOP an image"),
+            ("decoder", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
+            ("training step", f"{summary.step_flops / 1e9:.3g} GFLOP an image, forward and backward"),
+            ("encode", f"{summary.encode_flops / 1e9:.3g} GFLOP an image, nothing hidden"),
+        ],
+    )
+    return 0

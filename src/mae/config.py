@@ -1,0 +1,202 @@
+"""One frozen record of everything a pre-training run is told; to and from JSON.
+
+Fields that are None are chosen to suit the source and the machine when the run starts; the run folder's
+`config.json` holds what was chosen, so the run can be repeated from that file alone. No PyTorch here: the
+command line reads this to print its help.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mae import records
+from mae.errors import UsageError
+from mae.models.config import pair
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """`96` as (96, 96) and `96x128` as (96, 128): height, then width.
+
+    Raises:
+        ValueError: anything else.
+    """
+    sides = [int(side) for side in text.lower().split("x")]
+    if len(sides) > 2 or min(sides) < 1:
+        raise ValueError(f"{text!r} is no size")
+    return sides[0], sides[-1]
+
+
+_SIZE = tyro.constructors.PrimitiveConstructorSpec[tuple[int, int]](
+    nargs=1,
+    metavar="SIDE|HxW",
+    instance_from_str=lambda texts: parse_size(texts[0]),
+    is_instance=lambda value: isinstance(value, tuple) and len(value) == 2,
+    str_from_instance=lambda size: ["x".join(map(str, size))],
+)
+Size = Annotated[tuple[int, int], _SIZE]
+
+
+
+def _shown(hint: str, metavar: str) -> Any:
+    """How an option whose value is chosen when the run starts is shown in the help."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {hint})", metavar=metavar)
+
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Statistics = Literal["data", "imagenet"]
+
+# What a resumed run may change: where and how fast it computes, not what.
+MACHINE_FIELDS = frozenset({"recipe", "out", "data_root", "device", "workers", "compile", "save_every"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """A pre-training run.
+
+    Raises:
+        UsageError: values that contradict each other.
+    """
+
+    source: Annotated[str, tyro.conf.Positional] = ""
+    """Images: a folder, a list file, a .zip, builtin:photos, builtin:digits, cifar10, stl10 or imagenet."""
+    recipe: str = "default"
+    """Where the defaults come from: a name of 'mae list recipes', or a run's config.json."""
+    out: Annotated[Path | None, _shown("a new one under runs/", "DIR")] = None
+    """Run folder."""
+    data_root: Path = Path("data")
+    """Where sets known by name are kept."""
+
+    model: Annotated[str | None, _shown("by image size and device", "NAME")] = None
+    """A name of 'mae list models'."""
+    img_size: Annotated[Size | None, _shown("the model's", "SIDE|HxW")] = None
+    """Height and width the images are cropped to."""
+    patch_size: Annotated[Size | None, _shown("the model's", "SIDE|HxW")] = None
+    """Height and width of a patch."""
+    in_chans: Annotated[int | None, _shown("the data's", "C")] = None
+    """Channels."""
+    mask_ratio: float = 0.75
+    """Share of patches hidden."""
+    norm_pix_loss: bool = True
+    """Predict patches standardised one by one: better features. Off: pictures need no help."""
+    mlp_ratio: Annotated[float | None, _shown("the model's", "RATIO")] = None
+    """Hidden width of the MLPs over the token width."""
+    cls_token: Annotated[bool | None, _shown("the model's", "{True,False}")] = None
+    """Whether a class token leads the sequence."""
+    pos_embed: Annotated[Literal["sincos2d", "learned"] | None, _shown("the model's", "{sincos2d,learned}")] = None
+    """Fixed or trained positions."""
+
+    epochs: Annotated[float | None, _shown("100, unless --steps is given", "E")] = None
+    """Passes over the images."""
+    steps: Annotated[int | None, _shown("from --epochs", "S")] = None
+    """Optimizer steps, instead of --epochs."""
+    batch_size: Annotated[int | None, _shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
+    """Images per optimizer step, over all processes and --accumulate parts."""
+    accumulate: int = 1
+    """Parts a batch is computed in, to save memory; the batch stays what it is."""
+    lr: Annotated[float | None, _shown("from --base-lr", "RATE")] = None
+    """Peak learning rate, as it is."""
+    base_lr: float | None = None
+    """Peak learning rate for a batch of 256; scaled with the batch."""
+    min_lr: float = 0.0
+    """Learning rate at the end of the cosine."""
+    weight_decay: float = 0.05
+    """AdamW's weight decay, not on biases and norms."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of its two averages."""
+    warmup_epochs: Annotated[float | None, _shown("a tenth of the run", "E")] = None
+    """Passes over which the rate rises from 0."""
+    clip_grad: float | None = 1.0
+    """Largest norm of the gradient; None: no clipping."""
+
+    statistics: Statistics = "data"
+    """Channel means and deviations: measured on the data, or ImageNet's."""
+    max_unreadable: float = 0.001
+    """Share of unreadable images above which the run stops."""
+
+    precision: Precision = "auto"
+    """auto: bf16 where the device has it, fp32 elsewhere."""
+    device: Device = "auto"
+    """auto: CUDA, else Apple's MPS, else the CPU."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    workers: Annotated[int | None, _shown("by device and data", "W")] = None
+    """Processes that load images."""
+    seed: int = 0
+    """Decides weights, order, crops and masks."""
+    save_every: Annotated[int | None, _shown("one every ten minutes", "STEPS")] = None
+    """Steps between checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("both --epochs and --steps are given; give one of them")
+        if self.lr is not None and self.base_lr is not None:
+            raise UsageError(
+                "both --lr and --base-lr are given; --lr is the rate itself, --base-lr is scaled by batch / 256: "
+                "give one of them"
+            )
+        for name in (
+            "epochs", "steps", "batch_size", "accumulate", "lr", "base_lr", "save_every", "in_chans", "clip_grad"
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{_flag(name)} is {value}; expected more than 0")
+        for name in ("min_lr", "weight_decay", "warmup_epochs", "workers", "seed"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise UsageError(f"{_flag(name)} is {value}; expected 0 or more")
+        if not 0 <= self.max_unreadable < 1:
+            raise UsageError(f"--max-unreadable is {self.max_unreadable}; expected a share from 0 to below 1")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, one key a field."""
+        return records.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "PretrainConfig":
+        """The inverse of `to_json`; fields that are not there keep their default.
+
+        Raises:
+            UsageError: an unknown key (the nearest known is named), a value of the wrong kind or out of range.
+        """
+        return records.from_json(cls, values, what="option")
+
+    def make_room(self, given: Collection[str]) -> "PretrainConfig":
+        """The same run without its own word on what `given` options replace: steps for epochs, a rate for another."""
+        room: dict[str, Any] = {}
+        for one, other in (("epochs", "steps"), ("steps", "epochs"), ("lr", "base_lr"), ("base_lr", "lr")):
+            if one in given and other not in given:
+                room[other] = None
+        return replace(self, **room)
+
+    def override(self, changes: Mapping[str, Any]) -> "PretrainConfig":
+        """The same run with some options changed; values may be those of `from_json`.
+
+        Raises:
+            UsageError: see `from_json`.
+        """
+        sizes = {name: pair(changes[name]) for name in ("img_size", "patch_size") if isinstance(changes.get(name), int)}
+        return PretrainConfig.from_json({**self.make_room(changes).to_json(), **changes, **sizes})
+
+    @classmethod
+    def read(cls, path: Path) -> "PretrainConfig":
+        """The configuration in a `config.json`.
+
+        Raises:
+            UsageError: no such file, not JSON, or values that `from_json` refuses.
+        """
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is not a configuration that can be read: {error}") from error
+        if not isinstance(values, dict):
+            raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object of options")
+        return cls.from_json(values)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,133 @@
+"""What a run says of itself: the header before it, the summary after it."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from mae.evaluation.yardsticks import Yardsticks
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.pretraining.parts import num_workers
+from mae.pretraining.settle import Prepared
+from mae.report.console import against, duration, show_table
+from mae.report.curves import draw_curve
+from mae.training.checkpoint import find_checkpoint
+from mae.training.engine import Trainer
+from mae.training.log import read_rows
+from mae.training.run_folder import RunFolder, write_json
+
+_SHOWN_UNREADABLE = 5
+
+
+def show_header(
+    console: Console, prepared: Prepared, model: MaskedAutoencoder, trainer: Trainer, yardsticks: Yardsticks
+) -> None:
+    """Say what will happen before it does."""
+    going_on = f", going on from step {trainer.step}" if trainer.step else ""
+    show_table(
+        console,
+        f"Pre-training in {prepared.folder.root}{going_on}",
+        [
+            ("model", _describe_model(prepared, model)),
+            ("images", _describe_images(prepared)),
+            ("statistics", _describe_statistics(prepared)),
+            ("crops", _describe_crops(prepared)),
+            ("batch", _describe_batch(prepared)),
+            ("rate", _describe_rate(prepared, trainer)),
+            ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
+            ("compute", _describe_compute(prepared, trainer)),
+            ("yardsticks", ", ".join(f"{name} {loss:.4f}" for name, loss in yardsticks.as_dict().items())),
+        ],
+    )
+
+
+def _describe_model(prepared: Prepared, model: MaskedAutoencoder) -> str:
+    encoder, decoder = (sum(p.numel() for p in part.parameters()) / 1e6 for part in (model.encoder, model.decoder))
+    return f"{prepared.config.model}: encoder {encoder:.2f} M parameters, decoder {decoder:.2f} M"
+
+
+def _describe_images(prepared: Prepared) -> str:
+    images = prepared.images
+    sizes = " to ".join(dict.fromkeys("x".join(map(str, size)) for size in images.size_range()))
+    lines = [f"{len(images):,} of {sizes} pixels, {images.channels} channel(s); {prepared.note}"]
+    if images.unreadable:
+        lines.append(f"{len(images.unreadable)} unreadable, left out:")
+        lines += images.unreadable[:_SHOWN_UNREADABLE]
+    return "\n".join(lines)
+
+
+def _describe_statistics(prepared: Prepared) -> str:
+    mean, std = (" ".join(f"{v:.3f}" for v in values.tolist()) for values in prepared.statistics())
+    return f"mean {mean}, deviation {std} (of {prepared.config.statistics})"
+
+
+def _describe_crops(prepared: Prepared) -> str:
+    config = prepared.model_config
+    target = "each patch standardised" if config.norm_pix_loss else "pixels"
+    (height, width), (rows, columns) = config.img_size, config.grid
+    return f"{height}x{width} pixels in {rows}x{columns} patches, {config.mask_ratio:.0%} hidden; target: {target}"
+
+
+def _describe_batch(prepared: Prepared) -> str:
+    batch_size, accumulate, processes = prepared.config.batch_size, prepared.config.accumulate, prepared.world.size
+    assert batch_size is not None
+    part = batch_size // (accumulate * processes)
+    return f"{batch_size} = {processes} process(es) x {accumulate} part(s) x {part} images"
+
+
+def _describe_rate(prepared: Prepared, trainer: Trainer) -> str:
+    schedule, config = trainer.settings.schedule, prepared.config
+    rule = "" if config.lr is not None else f" ({config.base_lr:g} for each 256 of the batch)"
+    warmup = schedule.warmup_samples / trainer.settings.batch_size
+    clip = "no clipping" if config.clip_grad is None else f"gradients clipped at {config.clip_grad:g}"
+    return f"peak {schedule.peak:.3g}{rule}, {warmup:.0f} warm-up steps, then a cosine to {schedule.floor:g}; {clip}"
+
+
+def _describe_compute(prepared: Prepared, trainer: Trainer) -> str:
+    compiled = ", compiled" if prepared.config.compile else ""
+    return f"{prepared.device}, {trainer.settings.precision}{compiled}; {num_workers(prepared)} loader process(es)"
+
+
+def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> dict[str, Any]:
+    """The run in numbers, written to `summary.json`; the loss is the mean over the last twentieth of the run."""
+    folder = prepared.folder
+    rows = read_rows(folder.metrics)
+    last = rows[-max(1, len(rows) // 20) :]
+    loss = sum(row["loss"] for row in last) / len(last)
+    draw_curve(rows, yardsticks=yardsticks.as_dict(), path=folder.curve, title=f"{prepared.config.model}")
+    newest = find_checkpoint(folder.checkpoints)
+    summary = {
+        "model": prepared.config.model,
+        "source": prepared.config.source,
+        "steps": trainer.step,
+        "samples": trainer.samples,
+        "loss": loss,
+        "yardsticks": yardsticks.as_dict(),
+        "loss_over_mean_predictor": loss / yardsticks.mean_of_visible,
+        "seconds": trainer.seconds,
+        "images_per_second": sum(row["images_per_second"] for row in rows) / len(rows),
+        "unreadable": list(prepared.images.unreadable),
+        "checkpoint": str(newest.relative_to(folder.root)) if newest else None,
+        "panel": str(folder.panel(trainer.step).relative_to(folder.root)),
+        "curve": str(folder.curve.relative_to(folder.root)),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    write_json(folder.summary, summary)
+    return summary
+
+
+def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Say how it went and where everything is."""
+    baseline = summary["yardsticks"]["mean_of_visible"]
+    show_table(
+        console,
+        "Finished",
+        [
+            ("loss", f"{summary['loss']:.4f}, {against(summary['loss'], baseline)} ({baseline:.4f})"),
+            ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
+            ("model", str(folder.root / (summary["checkpoint"] or ""))),
+            ("pictures", str(folder.root / summary["panel"])),
+            ("curve", str(folder.root / summary["curve"])),
+        ],
+    )

@@ -1,0 +1,153 @@
+"""The parts of a run, made from its settled configuration."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from shutil import disk_usage
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mae.config import PretrainConfig
+from mae.data.augmentation import central_crop
+from mae.data.loaders import TrainingLoader, default_workers, normalise
+from mae.errors import MAEError, UsageError
+from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.storage import model_metadata
+from mae.pretraining.settle import Prepared
+from mae.randomness import sample_keys
+from mae.report.panels import draw_panels
+from mae.training.device import choose_precision
+from mae.training.engine import Trainer, TrainingSettings
+from mae.training.optimizer import make_optimizer
+from mae.training.schedule import WarmupCosine
+from mae.types import MaskPlan
+
+NUM_PANEL_IMAGES = 8
+_YARDSTICK_IMAGES = 512
+_FIXED_EPOCH = -1  # masks of the panels: no epoch of any run
+
+
+def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
+    """The engine with its optimizer, schedule and batches."""
+    config, total_steps = prepared.config, prepared.total_steps
+    assert config.batch_size is not None
+    warmup_epochs = config.warmup_epochs
+    warmup_steps = 0.1 * total_steps if warmup_epochs is None else warmup_epochs * prepared.steps_per_epoch
+    settings = TrainingSettings(
+        total_steps=total_steps,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        schedule=WarmupCosine(
+            peak=peak_rate(config),
+            floor=config.min_lr,
+            warmup_samples=warmup_steps * config.batch_size,
+            total_samples=total_steps * config.batch_size,
+        ),
+        clip_grad=config.clip_grad,
+        precision=choose_precision(config.precision, prepared.device),
+        log_every=max(1, min(50, total_steps // 100)),
+        save_every=config.save_every,
+    )
+    loader = _make_loader(prepared, workers=num_workers(prepared))
+    return Trainer(
+        module=model,
+        optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
+        batches=partial(_batches, prepared, model, loader),
+        settings=settings,
+        folder=prepared.folder.checkpoints,
+        identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
+        metadata=model_metadata(model),
+        device=prepared.device,
+        world=prepared.world,
+    )
+
+
+def peak_rate(config: PretrainConfig) -> float:
+    """The highest learning rate: `lr` as it is, or `base_lr` times batch / 256.
+
+    Raises:
+        UsageError: neither is set.
+    """
+    if config.lr is not None:
+        return config.lr
+    if config.base_lr is None or config.batch_size is None:
+        raise UsageError("neither --lr nor --base-lr is set; give one")
+    return config.base_lr * config.batch_size / 256
+
+
+def num_workers(prepared: Prepared) -> int:
+    """Processes that load images: those asked for, or what suits device and data."""
+    chosen = prepared.config.workers
+    return default_workers(prepared.device.type, prepared.images.in_memory) if chosen is None else chosen
+
+
+def _make_loader(prepared: Prepared, *, workers: int) -> TrainingLoader:
+    config = prepared.config
+    assert config.batch_size is not None
+    return TrainingLoader(
+        images=prepared.images,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        img_size=prepared.model_config.img_size,
+        augment=True,
+        seed=config.seed,
+        workers=workers,
+        rank=prepared.world.rank,
+        world=prepared.world.size,
+    )
+
+
+def _batches(
+    prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader, step: int
+) -> Iterator[Mapping[str, Any]]:
+    """What the model's forward is given, from a step on: images normalised on the device, and their masks."""
+    device, (mean, std) = prepared.device, prepared.statistics()
+    for raw in loader.iterate(step):
+        images = normalise(raw.images.to(device, non_blocking=True), mean, std)
+        keys = raw.keys.to(device, non_blocking=True)
+        yield {"images": images, "plan": model.masking.plan(prepared.model_config.grid, keys)}
+
+
+def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
+    """What trivial predictors reach on the run's own first images, cropped and masked as in training."""
+    loader = _make_loader(prepared, workers=0)
+    pairs: list[tuple[Tensor, MaskPlan]] = []
+    needed = min(_YARDSTICK_IMAGES, len(prepared.images) // prepared.world.size)
+    for batch in _batches(prepared, model, loader, 0):
+        pairs.append((batch["images"], batch["plan"]))
+        if sum(len(images) for images, _ in pairs) >= needed:
+            break
+    return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size)
+
+
+def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:
+    """Refuse to start where not even the first checkpoints would fit: weights and two averages, three times."""
+    needed = 3 * 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    root = prepared.folder.root.absolute()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if prepared.world.is_main and (free := disk_usage(there).free) < needed:
+        raise MAEError(
+            f"{prepared.folder.root} is on a disk with {free / 1e9:.2f} GB free; the checkpoints of this model need "
+            f"{needed / 1e9:.2f} GB; free space there or choose another --out"
+        )
+
+
+def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int], None]:
+    """A function that draws the same images under the same masks each time it is called."""
+    config = prepared.model_config
+    count = min(NUM_PANEL_IMAGES, len(prepared.images))
+    ids = torch.arange(count) * len(prepared.images) // count
+    crops = torch.stack([central_crop(prepared.images.get(int(i)), config.img_size) for i in ids])
+    images = normalise(crops.to(prepared.device), *prepared.statistics())
+    keys = sample_keys(prepared.config.seed, _FIXED_EPOCH, ids)
+    plan = model.masking.plan(config.grid, keys.to(prepared.device))
+
+    def draw(step: int) -> None:
+        title = f"{prepared.config.model}, step {step} of {prepared.total_steps}"
+        path = prepared.folder.panel(step)
+        assert config.mean is not None and config.std is not None
+        draw_panels(model, images, plan, mean=config.mean, std=config.std, path=path, title=title)
+
+    return draw

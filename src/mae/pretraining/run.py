@@ -1,0 +1,169 @@
+"""The run itself."""
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mae.config import PretrainConfig
+from mae.data.loaders import explained_worker_failure
+from mae.errors import MAEError, UsageError
+from mae.evaluation.yardsticks import Yardsticks
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.storage import load_model
+from mae.models.zoo import build_model
+from mae.pretraining.narrate import show_header, show_summary, summarise
+from mae.pretraining.parts import check_disk, make_trainer, panel_drawer, yardsticks_of
+from mae.pretraining.settle import Prepared, prepare, stored_config
+from mae.recipes import recipe_config
+from mae.report.console import ProgressDisplay
+from mae.training.checkpoint import find_checkpoint, remove_leftovers
+from mae.training.device import choose_device
+from mae.training.distributed import join_world
+from mae.training.engine import PeriodicTask, Trainer
+from mae.training.log import JsonLines, Observer, TensorBoard
+from mae.training.run_folder import RunFolder, find_weights, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainResult:
+    """A run that came to an end.
+
+    Attributes:
+        folder: the run's folder.
+        finished: False where a signal stopped it; `resume=True` goes on.
+        summary: what `summary.json` holds; empty for an unfinished run.
+    """
+
+    folder: Path
+    finished: bool
+    summary: Mapping[str, Any]
+
+    def load_model(self) -> MaskedAutoencoder:
+        """The trained model."""
+        return load(self.folder)
+
+
+def load(path: str | Path) -> MaskedAutoencoder:
+    """The model of a run folder (its newest checkpoint), a checkpoint folder or a `.safetensors` file.
+
+    Comes back on the CPU in evaluation mode; `model.config` tells its sizes and the channel statistics its
+    images must be normalised with.
+
+    Raises:
+        MAEError: nothing there, damaged, or not a model of this package.
+    """
+    return load_model(find_weights(Path(path)))
+
+
+def pretrain(
+    source: str | Path = "", *, recipe: str = "default", resume: bool = False, quiet: bool = False, **options: Any
+) -> PretrainResult:
+    """Pre-train a masked autoencoder; does what the command `mae pretrain` does.
+
+    Args:
+        source: the images, see `PretrainConfig.source`.
+        recipe: where the defaults come from.
+        resume: go on with the run in `out`.
+        quiet: show nothing.
+        options: fields of `PretrainConfig`, such as `model="mae_vit_small"` or `epochs=100`.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+        MAEError: it failed on the way.
+    """
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    if source:
+        given["source"] = str(source)
+    config = recipe_config(recipe).override({**given, "recipe": recipe})
+    return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet))
+
+
+def run_pretraining(
+    config: PretrainConfig, *, given: Collection[str], resume: bool, console: Console
+) -> PretrainResult:
+    """Carry a configuration out.
+
+    Args:
+        config: the whole run.
+        given: names of the options the user set: a resumed run refuses other values of them.
+        resume: go on with the run in `config.out`.
+        console: where header and progress are shown.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+        MAEError: it failed on the way.
+    """
+    device = choose_device(config.device)
+    world = join_world(device.type)
+    try:
+        if device.type == "cuda":
+            device = torch.device("cuda", world.local_rank)
+        if not world.is_main:
+            console = Console(quiet=True)
+        folder = RunFolder(config.out) if config.out is not None else None
+        if resume:
+            config, folder = stored_config(config, folder, given)
+        elif folder is not None:
+            folder.check_new()
+        if not config.source:
+            raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
+        return _run(prepare(config, folder, device, world, resume=resume), console)
+    except torch.OutOfMemoryError as error:
+        raise MAEError(
+            f"the device ran out of memory: {str(error).splitlines()[0]}; compute the same batch in parts with "
+            f"--accumulate {2 * config.accumulate}"
+        ) from error
+    finally:
+        world.leave()
+
+
+def _run(prepared: Prepared, console: Console) -> PretrainResult:
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        torch.manual_seed(prepared.config.seed)
+        model = build_model(prepared.model_config)
+    model.to(prepared.device)
+    trainer = make_trainer(prepared, model)
+    check_disk(prepared, model)
+    newest = find_checkpoint(prepared.folder.checkpoints) if prepared.resume else None
+    if newest is not None:
+        trainer.resume(newest)
+    yardsticks = yardsticks_of(prepared, model)
+    show_header(console, prepared, model, trainer, yardsticks)
+    if prepared.config.compile:
+        model.compile()
+    finished = _train(prepared, model, trainer, yardsticks, console)
+    summary = summarise(prepared, trainer, yardsticks) if finished and prepared.world.is_main else {}
+    if summary:
+        show_summary(console, prepared.folder, summary)
+    return PretrainResult(folder=prepared.folder.root, finished=finished, summary=summary)
+
+
+def _train(
+    prepared: Prepared, model: MaskedAutoencoder, trainer: Trainer, yardsticks: Yardsticks, console: Console
+) -> bool:
+    if not prepared.world.is_main:
+        return trainer.run()
+    folder = prepared.folder
+    if not prepared.resume:
+        folder.begin(prepared.config.to_json())
+        write_json(folder.data, prepared.found)
+    remove_leftovers(folder.checkpoints)
+    start = {"start_step": trainer.step}
+    with ExitStack() as stack:
+        observers: list[Observer] = [
+            JsonLines(folder.metrics, **start),
+            TensorBoard(folder.tensorboard, start_samples=trainer.samples),
+            ProgressDisplay(
+                console, total_steps=prepared.total_steps, mean_baseline=yardsticks.mean_of_visible, **start
+            ),
+        ]
+        for observer in observers:
+            stack.callback(observer.close)
+        panels = PeriodicTask(every=max(1, prepared.total_steps // 8), run=panel_drawer(prepared, model))
+        with explained_worker_failure():
+            return trainer.run(observers=observers, tasks=[panels])

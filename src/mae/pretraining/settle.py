@@ -1,0 +1,211 @@
+"""Everything that is settled before the first step: what was left open is chosen, what cannot work is refused."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.data.images import ImageSet, load_images
+from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
+from mae.data.sources import open_source
+from mae.errors import UsageError
+from mae.models.config import ModelConfig
+from mae.models.zoo import model_config
+from mae.training.distributed import World
+from mae.training.run_folder import RunFolder, new_run_folder, read_json
+
+_SMALL_SIDE = 64  # images up to this side are trained at the size they have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything that is settled before the first step."""
+
+    config: PretrainConfig
+    model_config: ModelConfig
+    images: ImageSet
+    note: str
+    found: Mapping[str, Any]
+    folder: RunFolder
+    device: torch.device
+    world: World
+    resume: bool
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in a pass over the images."""
+        assert self.config.batch_size is not None
+        return len(self.images) // self.config.batch_size
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.config.steps is not None:
+            return self.config.steps
+        assert self.config.epochs is not None
+        return max(1, round(self.config.epochs * self.steps_per_epoch))
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Channel means and deviations `[C]` on the run's device."""
+        assert self.model_config.mean is not None and self.model_config.std is not None
+        mean, std = torch.tensor([self.model_config.mean, self.model_config.std], device=self.device)
+        return mean, std
+
+
+def prepare(
+    config: PretrainConfig, folder: RunFolder | None, device: torch.device, world: World, *, resume: bool
+) -> Prepared:
+    """Read the images and settle the run; nothing is written yet.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+        MAEError: too many images cannot be read.
+    """
+    if config.model is not None:  # refuse a wrong name or size before images are read, which can take minutes
+        _model_config(config, config.model, in_chans=config.in_chans)
+    source = open_source(config.source, data_root=config.data_root)
+    images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable)
+    config = _choose(config, images, device)
+    assert config.model is not None
+    model = _model_config(config, config.model, in_chans=images.channels)
+    if folder is None:
+        folder = new_run_folder(Path("runs"), f"{_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
+    found = _found_data(config, images, folder, resume=resume)
+    model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
+    prepared = Prepared(
+        config=config,
+        model_config=model,
+        images=images,
+        note=source.note,
+        found=found,
+        folder=folder,
+        device=device,
+        world=world,
+        resume=resume,
+    )
+    _check_warmup(prepared)
+    return prepared
+
+
+def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) -> ModelConfig:
+    values = {
+        "img_size": config.img_size,
+        "patch_size": config.patch_size,
+        "in_chans": in_chans,
+        "mlp_ratio": config.mlp_ratio,
+        "cls_token": config.cls_token,
+        "pos_embed": config.pos_embed,
+        "mask_ratio": config.mask_ratio,
+        "norm_pix_loss": config.norm_pix_loss,
+    }
+    return model_config(name, **{key: value for key, value in values.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> PretrainConfig:
+    """The configuration with everything chosen that was left to the source and the machine."""
+    smallest, largest = images.size_range()
+    tiny = max(largest) <= _SMALL_SIDE
+    big_model = "mae_vit_compact_patch16" if device.type == "cpu" else "mae_vit_base_patch16_dec512d8b"
+    name = config.model or ("mae_vit_lesson_patch4" if tiny else big_model)
+    img_size, patch_size = config.img_size, config.patch_size
+    if config.model is None and tiny and img_size is None and smallest == largest:
+        img_size = smallest
+        patch_size = patch_size or (_small_patch(img_size[0]), _small_patch(img_size[1]))
+    model = _model_config(replace(config, img_size=img_size, patch_size=patch_size), name, in_chans=images.channels)
+    usual_batch = 64 if device.type == "cpu" else 256
+    batch_size = config.batch_size or min(usual_batch, len(images))
+    if batch_size > len(images):
+        raise UsageError(
+            f"--batch-size is {batch_size}, but {config.source} holds {len(images)} images; use at most {len(images)}"
+        )
+    return replace(
+        config,
+        source=_absolute(config.source),
+        model=name,
+        img_size=model.img_size,
+        patch_size=model.patch_size,
+        in_chans=images.channels,
+        mlp_ratio=model.mlp_ratio,
+        cls_token=model.cls_token,
+        pos_embed=model.pos_embed,  # type: ignore[arg-type]
+        epochs=100.0 if config.epochs is None and config.steps is None else config.epochs,
+        batch_size=batch_size,
+    )
+
+
+def _small_patch(side: int) -> int:
+    """For tiny images: the largest patch that divides the side and leaves seven or more of them along it."""
+    return max((patch for patch in range(2, side // 7 + 1) if side % patch == 0), default=2)
+
+
+def _check_warmup(prepared: Prepared) -> None:
+    warmup = prepared.config.warmup_epochs
+    epochs = prepared.total_steps / prepared.steps_per_epoch
+    if warmup is not None and warmup >= epochs:
+        raise UsageError(
+            f"--warmup-epochs is {warmup:g}, but the whole run has {epochs:.3g} epochs; leave the option out "
+            "to warm up over a tenth of the run"
+        )
+
+
+def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, resume: bool) -> dict[str, Any]:
+    """What the source holds; a resumed run must find what it found before."""
+    if resume:
+        found = read_json(folder.data)
+        if found["fingerprint"] != images.fingerprint():
+            raise UsageError(
+                f"{config.source} holds other images than when the run in {folder.root} was begun "
+                f"({found['images']} then, {len(images)} now); put them back, or start a new run"
+            )
+        return found
+    if config.statistics == "imagenet":
+        if images.channels != 3:
+            raise UsageError(
+                f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
+            )
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
+    return {
+        "source": config.source,
+        "images": len(images),
+        "channels": images.channels,
+        "fingerprint": images.fingerprint(),
+        # Six digits are plenty, and hide that sums round differently on other machines.
+        "mean": [round(value, 6) for value in mean],
+        "std": [round(value, 6) for value in std],
+        "unreadable": list(images.unreadable),
+    }
+
+
+def stored_config(
+    config: PretrainConfig, folder: RunFolder | None, given: Collection[str]
+) -> tuple[PretrainConfig, RunFolder]:
+    """The configuration of the run to go on with; only what belongs to the machine may be changed."""
+    if folder is None:
+        raise UsageError("--resume needs --out: the folder of the run to go on with")
+    if not folder.holds_run:
+        raise UsageError(f"{folder.root} holds no run to go on with (no {folder.config.name} there)")
+    stored = PretrainConfig.read(folder.config)
+    asked, begun = config.to_json(), stored.to_json()
+    asked["source"] = _absolute(config.source)
+    differing = [name for name in given if name not in MACHINE_FIELDS and asked[name] != begun[name]]
+    if differing:
+        changes = "; ".join(f"{name} was {begun[name]!r}, is now {asked[name]!r}" for name in differing)
+        raise UsageError(
+            f"the run in {folder.root} was begun otherwise: {changes}. Leave those options out to go on with it, "
+            "or start a new run in another folder"
+        )
+    machine = {name: asked[name] for name in given if name in MACHINE_FIELDS - {"recipe"}}
+    return stored.override(machine), folder
+
+
+def _absolute(source: str) -> str:
+    """A path that means the same from every folder; names of known sets stay names."""
+    return str(Path(source).resolve()) if source and Path(source).exists() and ":" not in source else source
+
+
+def _stem(source: str) -> str:
+    return Path(source.replace(":", "-")).stem or "images"

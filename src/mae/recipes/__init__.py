@@ -1,0 +1,47 @@
+"""Named runs as functions: each returns the configuration, its docstring tells command, cost and result."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+
+from mae.config import PretrainConfig
+from mae.errors import UsageError
+
+_WHERE = {
+    "default": "default",
+    "demo": "demo",
+    "cifar10": "cifar10",
+    "stl10": "stl10",
+    "imagenet_base": "imagenet",
+    "imagenet_large": "imagenet",
+    "imagenet_huge": "imagenet",
+}
+
+
+def list_recipes() -> list[str]:
+    """The names of all recipes."""
+    return list(_WHERE)
+
+
+def find_recipe(name: str) -> Callable[[], PretrainConfig]:
+    """The function of a recipe.
+
+    Raises:
+        UsageError: no such recipe; the nearest names are given.
+    """
+    if name not in _WHERE:
+        near = get_close_matches(name, _WHERE, n=3, cutoff=0.4) or list_recipes()
+        raise UsageError(f"unknown recipe {name!r}; nearest: {', '.join(near)} ('mae list recipes' shows all)")
+    return getattr(import_module(f"mae.recipes.{_WHERE[name]}"), name)
+
+
+def recipe_config(name: str) -> PretrainConfig:
+    """The configuration a recipe or a run's `config.json` stands for.
+
+    Raises:
+        UsageError: no such recipe, or a file that is no configuration.
+    """
+    if name.endswith(".json"):
+        return PretrainConfig.read(Path(name))
+    return find_recipe(name)()

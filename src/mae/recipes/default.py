@@ -1,0 +1,12 @@
+"""What a run does that names no recipe."""
+
+from mae.config import PretrainConfig
+
+
+def default() -> PretrainConfig:
+    """Any images, any machine: model, size, batch and workers are chosen from the source and the device.
+
+    The rate suits the small models and short runs of one machine; the paper's 1.5e-4 is meant for batches of
+    4096 and hundreds of epochs (recipe `imagenet_base`).
+    """
+    return PretrainConfig(base_lr=1e-3)
