@@ -40,7 +40,6 @@ _SIZE = tyro.constructors.PrimitiveConstructorSpec[tuple[int, int]](
 Size = Annotated[tuple[int, int], _SIZE]
 
 
-
 def _shown(hint: str, metavar: str) -> Any:
     """How an option whose value is chosen when the run starts is shown in the help."""
     return tyro.conf.arg(help_behavior_hint=f"(default: {hint})", metavar=metavar)
@@ -149,6 +148,8 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise UsageError(f"{_flag(name)} is {value}; expected 0 or more")
+        if not 0 < self.mask_ratio < 1:
+            raise UsageError(f"--mask-ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded")
         if not 0 <= self.max_unreadable < 1:
             raise UsageError(f"--max-unreadable is {self.max_unreadable}; expected a share from 0 to below 1")
 

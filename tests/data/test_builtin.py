@@ -14,40 +14,42 @@ ROOT = Path("/nowhere")
 
 def test_photos_are_balanced_square_and_in_colour():
     data = open_labelled("builtin:photos", data_root=ROOT)
-    assert len(data.class_names) == 11 and "astronaut" in data.class_names
-    assert data.train.labels.bincount().tolist() == [256] * 11
-    assert data.test.labels.bincount().tolist() == [48] * 11
-    for split in (data.train, data.test):
-        for index in range(0, len(split.source), 7):
-            image = split.source.load(index)
-            assert image.shape == (builtin.TILE, builtin.TILE, 3) and image.dtype == np.uint8
-            assert image.std() > 1, f"{split.source.item_name(index)} is nearly blank"
+    assert len(data.class_names) == 8 and "astronaut" in data.class_names
+    assert data.train.labels.bincount().tolist() == [256] * 8
+    assert data.test.labels.bincount().tolist() == [48] * 8
+    pretraining = open_source("builtin:photos", data_root=ROOT)
+    assert len(pretraining) == 8 * 256 and pretraining.item_name(256) == "builtin:photos/camera[0]"
+    sides = (builtin.LABELLED_SIDE, builtin.LABELLED_SIDE, builtin.TRAINING_SIDE)
+    for source, side in zip((data.train.source, data.test.source, pretraining), sides, strict=True):
+        for index in range(0, len(source), 7):
+            image = source.load(index)
+            assert image.shape == (side, side, 3) and image.dtype == np.uint8
+            assert image.std() > 1, f"{source.item_name(index)} is nearly blank"
 
 
-def test_photos_to_train_on_are_the_training_part():
-    source = open_source("builtin:photos", data_root=ROOT)
-    train = open_labelled("builtin:photos", data_root=ROOT).train.source
-    assert len(source) == len(train) == 2816 and source.fingerprint() == train.fingerprint()
-    assert source.name == "builtin:photos" and source.item_name(256) == "builtin:photos/brick[0]"
-
-
-def test_photos_training_and_test_pixels_are_disjoint(monkeypatch):
+def test_photos_training_and_test_pixels_are_disjoint(monkeypatch: pytest.MonkeyPatch):
     """Each pixel of a marked photograph names its place; no place may be in both parts, and none is lost."""
     height, width = 300, 451
     places = np.arange(height * width).reshape(height, width)
     marked = np.stack([places // 65536, places // 256 % 256, places % 256], axis=2).astype(np.uint8)
     monkeypatch.setattr(builtin, "_photo", lambda file: np.ascontiguousarray(marked))
     monkeypatch.setattr(builtin, "_PHOTOS", {"a/beside.png": 1, "a/below.png": 0})
-    monkeypatch.setattr(builtin, "TILE", 90)
+    monkeypatch.setattr(builtin, "LABELLED_SIDE", 90)
+    monkeypatch.setattr(builtin, "TRAINING_SIDE", 180)
+    train, test = builtin.labelled_photo_tiles()
     for photo in (0, 1):
-        seen = []
-        for source in builtin.photo_tiles():
-            cells = source.grid[0] * source.grid[1]
-            tiles = [source.load(photo * cells + cell).astype(np.int64) for cell in range(cells)]
-            assert {tile.shape for tile in tiles} == {(90, 90, 3)}
-            seen.append({int(p) for t in tiles for p in np.unique(t @ np.array([65536, 256, 1]))})
-        assert not seen[0] & seen[1]
-        assert len(seen[0] | seen[1]) == height * width
+        trained_on, voting, judged = (_pixels(source, photo) for source in (builtin.photo_tiles(), train, test))
+        assert trained_on == voting
+        assert not voting & judged
+        assert len(voting | judged) == height * width
+
+
+def _pixels(source: builtin.TileSource, photo: int) -> set[int]:
+    """The places that a photograph's squares show."""
+    cells = source.grid[0] * source.grid[1]
+    tiles = [source.load(photo * cells + cell).astype(np.int64) for cell in range(cells)]
+    assert {tile.shape for tile in tiles} == {(source.side, source.side, 3)}
+    return {int(place) for tile in tiles for place in np.unique(tile @ np.array([65536, 256, 1]))}
 
 
 def test_a_missing_photograph_is_explained(monkeypatch):

@@ -73,9 +73,7 @@ def test_every_subset_of_a_small_grid_is_reached() -> None:
 
 def test_no_two_samples_epochs_or_seeds_share_a_mask() -> None:
     masking = RandomMasking(ratio=0.75)
-    rows = torch.cat(
-        [masking.plan((14, 14), keys(200, epoch=e, seed=s)).hidden for e in range(4) for s in range(2)]
-    )
+    rows = torch.cat([masking.plan((14, 14), keys(200, epoch=e, seed=s)).hidden for e in range(4) for s in range(2)])
     assert rows.unique(dim=0).shape[0] == rows.shape[0]
 
 

@@ -32,8 +32,15 @@ def error_over_baseline(draw: Callable[[torch.Generator], Tensor]) -> float:
     generator = torch.Generator().manual_seed(1)
     model = build_model(
         tiny_config(
-            img_size=SIDE, patch_size=4, mask_ratio=0.5, norm_pix_loss=False, embed_dim=48, num_heads=4,
-            decoder_embed_dim=48, decoder_num_heads=4, decoder_depth=1,
+            img_size=SIDE,
+            patch_size=4,
+            mask_ratio=0.5,
+            norm_pix_loss=False,
+            embed_dim=48,
+            num_heads=4,
+            decoder_embed_dim=48,
+            decoder_num_heads=4,
+            decoder_depth=1,
         )  # fmt: skip
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)

@@ -33,7 +33,11 @@ SLOW_CASES: dict[str, dict[str, Any]] = {
     "learned positions": {"pos_embed": "learned"},
     "pixels": {"norm_pix_loss": False},
     "all at once": {
-        "patch_size": (2, 6), "img_size": (6, 24), "in_chans": 2, "cls_token": False, "pos_embed": "learned",
+        "patch_size": (2, 6),
+        "img_size": (6, 24),
+        "in_chans": 2,
+        "cls_token": False,
+        "pos_embed": "learned",
     },  # fmt: skip
 }
 

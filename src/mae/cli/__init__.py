@@ -11,11 +11,11 @@ from mae.errors import MAEError, UsageError
 from mae.version import __version__
 
 COMMANDS = {
-    "pretrain": "train a masked autoencoder on images",
-    "evaluate": "tell how good a model's features are",
-    "demo": "pre-train on photographs in some minutes and show what was learned",
-    "list": "list models or recipes",
-    "show": "tell a model's sizes, parameters and arithmetic",
+    "pretrain": ("mae.cli.pretrain", "train a masked autoencoder on images"),
+    "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
+    "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
+    "list": ("mae.cli.listing", "list models or recipes"),
+    "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
 }
 
 
@@ -41,11 +41,11 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise UsageError(f"unknown command {args[0]!r}; there are: {', '.join(COMMANDS)}")
-    return import_module(f"mae.cli.{args[0]}").run(args[1:])
+    return import_module(COMMANDS[args[0]][0]).run(args[1:])
 
 
 def _help() -> str:
-    lines = "".join(f"  {name:<10} {what}\n" for name, what in COMMANDS.items())
+    lines = "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items())
     return (
         "usage: mae COMMAND ...\n\nMasked-autoencoder pre-training on any images.\n\n"
         f"commands:\n{lines}\n'mae COMMAND --help' tells more of each; 'mae --version' names the version.\n"

@@ -1,12 +1,18 @@
 """`mae pretrain SOURCE`."""
 
+import shlex
 from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mae.config import PretrainConfig
 from mae.recipes import recipe_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mae.pretraining.run import PretrainResult
 
 INTERRUPTED = 130
 
@@ -21,9 +27,13 @@ def run(args: list[str]) -> int:
 
     console = Console()
     result = run_pretraining(config, given=given, resume=resume, console=console)
-    if result.finished:
-        return 0
-    console.print(f"Stopped and saved. Go on with: mae pretrain --resume --out {result.folder}", soft_wrap=True)
+    return 0 if result.finished else stopped(console, result)
+
+
+def stopped(console: "Console", result: "PretrainResult") -> int:
+    """Tell how to go on with a run that a signal stopped; the exit code for that."""
+    how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
+    console.print(how, soft_wrap=True, highlight=False, markup=False)
     return INTERRUPTED
 
 

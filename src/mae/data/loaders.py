@@ -8,6 +8,7 @@ of ranks or on where a run was interrupted. Images travel as uint8 and are norma
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,7 +137,14 @@ class TrainingLoader:
             timeout=_TIMEOUT_SECONDS if self._workers else 0,
             pin_memory=torch.cuda.is_available(),
             multiprocessing_context=multiprocessing.get_context("fork") if forked else None,
+            worker_init_fn=_ignore_stop_signals,
         )
+
+
+def _ignore_stop_signals(worker: int) -> None:
+    """A terminal sends Ctrl-C to every process; the main one decides what it means, and still needs its images."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, kw_only=True)

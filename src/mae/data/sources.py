@@ -35,7 +35,7 @@ def open_source(spec: str, *, data_root: Path) -> Source:
         MAEError: a known data set that cannot be had.
     """
     if spec == "builtin:photos":
-        return builtin.photo_tiles()[0]
+        return builtin.photo_tiles()
     if spec == "builtin:digits":
         return builtin.digits()[0]
     if spec == "cifar10":
@@ -56,7 +56,7 @@ def open_labelled(spec: str, *, data_root: Path) -> LabelledData:
         MAEError: a known data set that cannot be had.
     """
     if spec == "builtin:photos":
-        squares, test_squares = builtin.photo_tiles()
+        squares, test_squares = builtin.labelled_photo_tiles()
         train, test = _split(squares, squares.labels()), _split(test_squares, test_squares.labels())
         note = f"{squares.note}; test: {test_squares.note}"
         return LabelledData(train=train, test=test, class_names=squares.photo_names, note=note)

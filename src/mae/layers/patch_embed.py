@@ -51,9 +51,7 @@ def patchify(
     return select_patches(images, patch_size, tokens).permute(0, 1, 3, 4, 2).flatten(2)
 
 
-def unpatchify(
-    patches: Shaped[Tensor, "B N P"], grid: Grid, patch_size: tuple[int, int]
-) -> Shaped[Tensor, "B C H W"]:
+def unpatchify(patches: Shaped[Tensor, "B N P"], grid: Grid, patch_size: tuple[int, int]) -> Shaped[Tensor, "B C H W"]:
     """The image of a full grid of patches; the inverse of `patchify`.
 
     Raises:
@@ -97,6 +95,10 @@ class PatchEmbed(nn.Module):
             raise UsageError(
                 f"images of shape {tuple(images.shape)}; expected [batch, channels, height, width] "
                 f"with {self.in_chans} channels"
+            )
+        if not images.is_floating_point():
+            raise UsageError(
+                f"images of type {images.dtype}; expected normalised floating point: (pixels / 255 - mean) / std"
             )
         return patch_grid(images.shape[2], images.shape[3], self.patch_size)
 

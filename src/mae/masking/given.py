@@ -10,9 +10,7 @@ from mae.errors import UsageError
 from mae.types import Grid, MaskPlan
 
 
-def plan_from_mask(
-    mask: Shaped[Tensor, "..."], *, batch: int, grid: Grid, patch_size: tuple[int, int]
-) -> MaskPlan:
+def plan_from_mask(mask: Shaped[Tensor, "..."], *, batch: int, grid: Grid, patch_size: tuple[int, int]) -> MaskPlan:
     """The plan of a given mask, true (or 1) = hidden; every hidden token is predicted.
 
     Args:

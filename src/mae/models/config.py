@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from mae import records
 from mae.errors import UsageError
 
-# Far above any model in use; below what a forged file would need to exhaust a machine.
+# Far above any model in use, so that no file's numbers make building a model hang.
 _MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TOKENS = 16384, 256, 16384, 1024, 1 << 20
 
 

@@ -1,6 +1,6 @@
 """The parts of a run, made from its settled configuration."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from shutil import disk_usage
 from typing import Any
@@ -16,7 +16,7 @@ from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import model_metadata
 from mae.pretraining.settle import Prepared
-from mae.randomness import sample_keys
+from mae.randomness import permutation, sample_keys
 from mae.report.panels import draw_panels
 from mae.training.device import choose_precision
 from mae.training.engine import Trainer, TrainingSettings
@@ -26,7 +26,7 @@ from mae.types import MaskPlan
 
 NUM_PANEL_IMAGES = 8
 _YARDSTICK_IMAGES = 512
-_FIXED_EPOCH = -1  # masks of the panels: no epoch of any run
+_FIXED_EPOCH = -1  # images and masks of the panels are drawn as in no epoch of any run
 
 
 def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
@@ -101,7 +101,7 @@ def _make_loader(prepared: Prepared, *, workers: int) -> TrainingLoader:
 
 def _batches(
     prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader, step: int
-) -> Iterator[Mapping[str, Any]]:
+) -> Generator[Mapping[str, Any], None, None]:
     """What the model's forward is given, from a step on: images normalised on the device, and their masks."""
     device, (mean, std) = prepared.device, prepared.statistics()
     for raw in loader.iterate(step):
@@ -138,7 +138,7 @@ def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int]
     """A function that draws the same images under the same masks each time it is called."""
     config = prepared.model_config
     count = min(NUM_PANEL_IMAGES, len(prepared.images))
-    ids = torch.arange(count) * len(prepared.images) // count
+    ids = permutation(prepared.config.seed, _FIXED_EPOCH, len(prepared.images))[:count]
     crops = torch.stack([central_crop(prepared.images.get(int(i)), config.img_size) for i in ids])
     images = normalise(crops.to(prepared.device), *prepared.statistics())
     keys = sample_keys(prepared.config.seed, _FIXED_EPOCH, ids)

@@ -108,7 +108,7 @@ def run_pretraining(
         folder = RunFolder(config.out) if config.out is not None else None
         if resume:
             config, folder = stored_config(config, folder, given)
-        elif folder is not None:
+        elif folder is not None and world.is_main:  # the others may come when it is made already
             folder.check_new()
         if not config.source:
             raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")

@@ -11,7 +11,7 @@ from torch import Tensor
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
-from mae.data.sources import open_source
+from mae.data.sources import KNOWN, open_source
 from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
@@ -204,7 +204,7 @@ def stored_config(
 
 def _absolute(source: str) -> str:
     """A path that means the same from every folder; names of known sets stay names."""
-    return str(Path(source).resolve()) if source and Path(source).exists() and ":" not in source else source
+    return source if not source or source in KNOWN else str(Path(source).resolve())
 
 
 def _stem(source: str) -> str:

@@ -1,6 +1,7 @@
 """Named runs as functions: each returns the configuration, its docstring tells command, cost and result."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -43,5 +44,5 @@ def recipe_config(name: str) -> PretrainConfig:
         UsageError: no such recipe, or a file that is no configuration.
     """
     if name.endswith(".json"):
-        return PretrainConfig.read(Path(name))
+        return replace(PretrainConfig.read(Path(name)), out=None)  # the same run again needs a folder of its own
     return find_recipe(name)()

@@ -6,7 +6,7 @@ from mae.config import PretrainConfig
 def default() -> PretrainConfig:
     """Any images, any machine: model, size, batch and workers are chosen from the source and the device.
 
-    The rate suits the small models and short runs of one machine; the paper's 1.5e-4 is meant for batches of
-    4096 and hundreds of epochs (recipe `imagenet_base`).
+    The rate suits the batches of one machine, 64 to 256; the paper's 1.5e-4 for each 256 of the batch is meant for
+    batches of 4096 and hundreds of epochs (recipe `imagenet_base`).
     """
-    return PretrainConfig(base_lr=1e-3)
+    return PretrainConfig(lr=1e-3)

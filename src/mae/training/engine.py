@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,8 @@ from mae.training.signals import StopSignals
 SECONDS_BETWEEN_SAVES = 600.0
 _KEPT_CHECKPOINTS = 2
 
-Batches = Callable[[int], Iterator[Mapping[str, Any]]]
-"""From a step's number to the keyword arguments of the module's forward, `accumulate` of them a step, from there on.
-
-An iterator must be a generator, so that it can be closed."""
+Batches = Callable[[int], Generator[Mapping[str, Any], None, None]]
+"""From a step's number to the keyword arguments of the module's forward, `accumulate` of them a step, from there on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +152,7 @@ class Trainer:
             MAEError: the loss or the gradient is not finite, or a checkpoint could not be written.
         """
         began = time.monotonic() - self.seconds
-        with StopSignals() as signals, closing(self.batches(self.step)) as batches:  # type: ignore[type-var]
+        with StopSignals() as signals, closing(self.batches(self.step)) as batches:
             if self.step == 0:
                 self._run_tasks(tasks)
             while self.step < self.settings.total_steps:
@@ -235,7 +234,8 @@ class Trainer:
             "lr": self.settings.schedule(self.samples - self.settings.batch_size),
             "loss": values["loss"],
             "terms": {name.removeprefix("terms/"): v for name, v in values.items() if name.startswith("terms/")},
-            "grad_norm": values["grad_norm"],
+            # fp16 overflows in steps that the scaler skips; JSON has no word for that.
+            "grad_norm": values["grad_norm"] if isfinite(values["grad_norm"]) else None,
             **speed,
             "seconds": self.seconds,
         }

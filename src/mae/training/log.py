@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 LogRow = Mapping[str, Any]
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Is told the numbers of a run as it goes."""
 
@@ -71,7 +72,7 @@ class TensorBoard:
             if isinstance(value, Mapping):
                 for part, number in value.items():
                     self._writer.add_scalar(f"{name}/{part}", number, row["samples"])
-            elif name not in ("step", "samples"):
+            elif name not in ("step", "samples") and value is not None:
                 self._writer.add_scalar(name, value, row["samples"])
 
     def close(self) -> None:

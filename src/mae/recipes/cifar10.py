@@ -1,0 +1,21 @@
+"""CIFAR-10: 32-pixel images, a small model, one machine."""
+
+from mae.config import PretrainConfig
+
+
+def cifar10() -> PretrainConfig:
+    """The lesson model on CIFAR-10's 50,000 training images, 100 epochs.
+
+    Command: `mae pretrain cifar10 --recipe cifar10`, or any other source of 32-pixel images.
+    Cost: not measured in full; benchmarks/README.md tells images/s. Result: not measured in full.
+    """
+    return PretrainConfig(
+        source="cifar10",
+        recipe="cifar10",
+        model="mae_vit_lesson_patch4",
+        img_size=(32, 32),
+        epochs=100,
+        batch_size=256,
+        lr=2e-3,
+        warmup_epochs=10,
+    )

@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from mae.cli import COMMANDS, main
+from mae.cli.pretrain import parse
+from mae.errors import UsageError
+from mae.version import __version__
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mae {__version__}\n"
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]):
+    assert main(["pretain"]) == 2
+    assert "unknown command 'pretain'" in capsys.readouterr().err
+
+
+def test_flags_reach_the_configuration():
+    args = (
+        "photos --model mae_vit_small --img-size 96x128 --patch-size 4x8 --in-chans 1 --mask-ratio 0.5 --steps 7 "
+        "--batch-size 32 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 2 --clip-grad 2 --precision fp32 --compile "
+        "--workers 3 --seed 4 --out there --no-norm-pix-loss --cls-token False --pos-embed learned"
+    )
+    config, given, resume = parse(args.split())
+    assert not resume
+    assert (config.source, config.model, config.img_size, config.patch_size) == (
+        "photos", "mae_vit_small", (96, 128), (4, 8)
+    )  # fmt: skip
+    assert (config.in_chans, config.mask_ratio, config.steps, config.batch_size) == (1, 0.5, 7, 32)
+    assert (config.lr, config.base_lr, config.weight_decay, config.warmup_epochs) == (1e-3, None, 0.1, 2)
+    assert (config.clip_grad, config.precision, config.compile, config.workers) == (2, "fp32", True, 3)
+    assert (config.seed, config.out, config.norm_pix_loss) == (4, Path("there"), False)
+    assert (config.cls_token, config.pos_embed) == (False, "learned")
+    assert {"source", "model", "img_size", "lr", "norm_pix_loss", "seed"} <= given
+    assert "base_lr" not in given and "epochs" not in given
+
+
+def test_a_recipe_gives_the_defaults_and_flags_go_over_it():
+    config, given, _ = parse(["--recipe", "imagenet_base", "imagenet", "--epochs", "5"])
+    assert (config.batch_size, config.epochs, config.recipe) == (4096, 5, "imagenet_base")
+    config, _, _ = parse(["imagenet", "--recipe=imagenet_base", "--steps", "5"])
+    assert (config.steps, config.epochs) == (5, None)
+    assert given == {"recipe", "source", "epochs"}
+
+
+def test_both_rates_are_refused():
+    with pytest.raises(UsageError, match="both --lr and --base-lr"):
+        parse(["photos", "--lr", "1", "--base-lr", "1"])
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("pretrain x --img-size 96y96", "--img-size"),
+        ("pretrain --mask-ration 0.5", "--mask-ratio"),
+        ("list things", "things"),
+        ("evaluate knn", "--data"),
+    ],
+)
+def test_wrong_words_exit_with_2(args: str, named: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(args.split())
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]):
+    assert main(["list", "models"]) == 0
+    shown = capsys.readouterr().out
+    assert "mae_vit_huge_patch14_dec512d8b" in shown and "short for mae_vit_small_patch16" in shown
+    assert main(["list", "recipes"]) == 0
+    assert "imagenet_large" in capsys.readouterr().out
+
+
+def test_show(capsys: pytest.CaptureFixture[str]):
+    assert main(["show", "mae_vit_lesson_patch4", "--img-size", "64"]) == 0
+    shown = capsys.readouterr().out
+    assert "16x16" in shown and "GFLOP" in shown
+    assert main(["show", "mae_vit_giant"]) == 2
+    assert "unknown model 'mae_vit_giant'; nearest: " in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""A run small enough for a test, and folders of images made on the fly."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mae
+
+TINY = {"model": "mae_vit_lesson_patch4", "batch_size": 32, "steps": 6, "workers": 0, "save_every": 2, "device": "cpu"}
+
+
+@pytest.fixture
+def pretrain(tmp_path: Path) -> Callable[..., mae.PretrainResult]:
+    """A quiet tiny run on the embedded digits; options go over its own."""
+
+    def run(name: str = "run", **options: Any) -> mae.PretrainResult:
+        source = options.pop("source", "builtin:digits")
+        given = {**TINY, "img_size": 8, "patch_size": 2, **options}
+        return mae.pretrain(source, out=tmp_path / name, quiet=True, **given)
+
+    return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A flat folder of twelve structured images of odd kinds and sizes."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        height, width = 20 + 3 * number, 50 - 2 * number
+        rows, columns = np.mgrid[:height, :width] / 20
+        waves = np.stack([np.sin(rows * (c + 1) + columns * rng.uniform(0, 2)) for c in range(3)], axis=-1)
+        pixels = Image.fromarray(np.uint8(127 + 127 * waves))
+        mode, suffix = [("RGB", "png"), ("L", "jpg"), ("CMYK", "jpg"), ("RGBA", "png"), ("P", "bmp"), ("RGB", "webp")][
+            number % 6
+        ]
+        pixels.convert(mode).save(folder / f"{number:02d}.{suffix}")
+    Image.fromarray(np.uint16(rows * 3000)).save(folder / "deep.tif")
+    Image.new("RGB", (1, 1)).save(folder / "dot.png")
+    return folder

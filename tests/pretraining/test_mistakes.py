@@ -1,0 +1,185 @@
+"""Every mistake a user can make ends in one clear line, an exit code, and nothing half-written."""
+
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import mae
+from mae.cli import main
+from mae.errors import MAEError
+from mae.models.storage import load_model, model_metadata
+from mae.training import checkpoint
+
+QUICK = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
+
+
+def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str]:
+    code = main([str(arg) for arg in args])
+    error = capsys.readouterr().err
+    assert error.startswith("mae: error: ") and "Traceback" not in error
+    return code, error
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["builtin:photo"], "builtin:photos"),
+        ([], "no images are named"),
+        (["builtin:digits", "--model", "mae_vit_smal"], "unknown model 'mae_vit_smal'; nearest: mae_vit_small"),
+        (
+            ["builtin:digits", "--model", "mae_vit_small", "--img-size", "100"],
+            "nearest sizes that are: 96x96 or 112x112",
+        ),
+        (["builtin:digits", "--mask-ratio", "0"], "--mask-ratio is 0.0"),
+        (["builtin:digits", "--mask-ratio", "1"], "--mask-ratio is 1.0"),
+        (["builtin:digits", "--mask-ratio", "0.99"], "leaves 0 visible and 16 hidden"),
+        (["builtin:digits", "--batch-size", "5000"], "use at most 1438"),
+        (["builtin:digits", "--batch-size", "30", "--accumulate", "4"], "multiple of 4"),
+        (["builtin:digits", "--lr", "1", "--base-lr", "1"], "both --lr and --base-lr"),
+        (["builtin:digits", "--epochs", "1", "--steps", "1"], "both --epochs and --steps"),
+        (["builtin:digits", "--epochs", "2", "--warmup-epochs", "40"], "the whole run has 2 epochs"),
+        (["builtin:digits", "--statistics", "imagenet"], "for 3 channels, these images have 1"),
+        (["builtin:digits", "--recipe", "cifra10"], "unknown recipe 'cifra10'; nearest: cifar10"),
+        (["builtin:digits", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU"),
+        (["builtin:digits", "--patch-size", "1"], "one value"),
+    ],
+)
+def test_wrong_requests(args: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "run"
+    code, error = complain(capsys, "pretrain", *args, "--out", out)
+    assert code == 2
+    assert says in error
+    assert not out.exists()
+
+
+def test_no_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "read.txt").write_text("nothing to see")
+    code, error = complain(capsys, "pretrain", tmp_path / "notes", "--out", tmp_path / "run")
+    assert code == 2 and "notes" in error and ".txt" in error
+
+
+def test_the_folder_of_another_run(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "run"
+    assert main(["pretrain", str(photos), *QUICK, "--out", str(out)]) == 0
+    before = sorted(out.rglob("*"))
+    capsys.readouterr()
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", out)
+    assert code == 2 and "holds another run" in error and "--resume" in error
+    assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["truncated", "forged", "bands", "text"])
+def test_unreadable_files_stop_the_run_and_are_named(
+    kind: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    bad = photos / {"bands": "bad.tif"}.get(kind, "bad.jpg")
+    Image.new("RGB", (64, 64), (200, 10, 10)).save(photos / "bad.jpg")
+    whole = (photos / "bad.jpg").read_bytes()
+    if kind == "truncated":
+        bad.write_bytes(whole[: len(whole) // 2])
+    elif kind == "forged":  # a small file whose header claims 30000 x 30000 pixels
+        at = whole.index(b"\xff\xc0") + 5
+        bad.write_bytes(whole[:at] + (30000).to_bytes(2, "big") * 2 + whole[at + 4 :])
+    elif kind == "bands":
+        (photos / "bad.jpg").unlink()
+        tifffile.imwrite(bad, np.zeros((16, 16, 13), np.uint16), photometric="minisblack", planarconfig="contig")
+    else:
+        bad.write_text("this is no image")
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "run")
+    assert code == 1
+    assert bad.name in error and "--max-unreadable" in error
+    assert not (tmp_path / "run").exists()
+    assert main(["pretrain", str(photos), *QUICK, "--out", str(tmp_path / "run"), "--max-unreadable", "0.2"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(summary["unreadable"]) == 1 and bad.name in summary["unreadable"][0]
+    assert bad.name in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_loss_that_explodes(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    args = [*QUICK, "--steps", "60", "--lr", "1e30", "--clip-grad", "None", "--save-every", "1"]
+    code, error = complain(capsys, "pretrain", photos, *args, "--out", tmp_path / "run")
+    assert code == 1
+    assert "not finite" in error and "--lr" in error
+    assert not (tmp_path / "run" / "summary.json").exists()
+    kept = checkpoint.find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert kept is not None and load_model(kept / "model.safetensors") is not None
+
+
+def test_too_little_room_on_the_disk(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("mae.pretraining.parts.disk_usage", lambda path: usage(10, 9, 1))
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "run")
+    assert code == 1 and "0.00 GB free" in error and "--out" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_while_training(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    real, written = checkpoint.save_file, []
+
+    def fills(tensors: object, path: Path, metadata: object = None) -> None:
+        written.append(path)
+        if len(written) > 2:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(tensors, path, metadata=metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", fills)
+    args = [*QUICK, "--save-every", "1"]
+    code, error = complain(capsys, "pretrain", photos, *args, "--out", tmp_path / "run")
+    assert code == 1
+    assert "No space left on device" in error and "step-00000001, is untouched" in error
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("in the way")
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "file" / "run")
+    assert code in (1, 2) and "file" in error
+
+
+def test_models_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "text.safetensors").write_text("no tensors here")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    for name, says in (
+        ("nowhere", "is not there"),
+        ("text.safetensors", "cannot be read"),
+        ("other.safetensors", "header"),
+    ):
+        _, error = complain(capsys, "evaluate", "knn", tmp_path / name, "--data", "builtin:digits")
+        assert says in error and name in error
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (lambda tensors, meta: tensors.pop("decoder.mask_token"), "1 missing"),
+        (lambda tensors, meta: tensors.update(extra=torch.zeros(1)), "1 extra"),
+        (lambda tensors, meta: tensors.update({"encoder.norm.bias": torch.zeros(3)}), "encoder.norm.bias"),
+        (lambda tensors, meta: tensors.update({"encoder.norm.bias": torch.full((256,), torch.nan)}), "not finite"),
+        (lambda tensors, meta: tensors.update({"encoder.norm.bias": torch.zeros(256).half()}), "F16"),
+        (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"depth": 4', '"depth": 100000')), "depth"),
+        (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"depth": 4', '"depth": "4"')), "depth"),
+        (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"format": 1', '"format": 99')), "format 99"),
+        (lambda tensors, meta: meta.update(mae="[" * 100000), "header"),
+        (lambda tensors, meta: meta.pop("mae"), "header"),
+    ],
+)
+def test_a_tampered_model_file_is_refused(tamper: object, says: str, tmp_path: Path):
+    model = mae.create_model("mae_vit_lesson_patch4")
+    tensors, metadata = dict(model.state_dict()), {**model_metadata(model), "other": "kept"}
+    tamper(tensors, metadata)  # type: ignore[operator]
+    save_file(tensors, tmp_path / "model.safetensors", metadata=metadata)
+    with pytest.raises(MAEError, match=says):
+        mae.load(tmp_path / "model.safetensors")

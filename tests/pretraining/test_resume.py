@@ -1,0 +1,139 @@
+"""A run that was cut ends where an uninterrupted one does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import mae
+from mae.errors import UsageError
+from mae.training.log import read_rows
+
+Run = Callable[..., mae.PretrainResult]
+ARGS = (
+    "builtin:digits --model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 64 --steps 60 --device cpu "
+    "--save-every 7 --workers 1"
+)
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mae", "pretrain", *more, "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(read_rows(out / "metrics.jsonl")) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return mae.load(path).state_dict()
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    losses = [[(row["step"], row["loss"]) for row in read_rows(run / "metrics.jsonl")] for run in (one, other)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_killed_twice_in_mid_epoch_and_resumed(tmp_path: Path):
+    """22 steps an epoch: the kills fall into the first and the second, never at a checkpoint."""
+    through = start(tmp_path / "through", *ARGS.split())
+    assert through.wait(timeout=240) == 0, through.communicate()
+    cut = start(tmp_path / "cut", *ARGS.split())
+    for step in (10, 32):
+        wait_for_step(cut, tmp_path / "cut", step)
+        os.killpg(cut.pid, signal.SIGKILL)
+        cut.wait()
+        assert not (tmp_path / "cut" / "summary.json").exists()
+        cut = start(tmp_path / "cut", "--resume")
+    assert cut.wait(timeout=240) == 0, cut.communicate()
+    assert_same_end(tmp_path / "through", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_go_on_and_exits_130(tmp_path: Path, number: signal.Signals):
+    run = start(tmp_path / "run", *ARGS.split(), "--steps", "400")
+    wait_for_step(run, tmp_path / "run", 3)
+    os.killpg(run.pid, number)  # as a terminal does: the loading processes get it too
+    shown, complaints = run.communicate(timeout=120)
+    assert run.returncode == 130, complaints
+    assert "Stopped and saved. Go on with: mae pretrain --resume --out" in shown
+    assert "Traceback" not in complaints
+    assert mae.load(tmp_path / "run") is not None
+
+
+def test_resuming_where_no_checkpoint_was_yet_starts_over(pretrain: Run, tmp_path: Path):
+    pretrain("through")
+    pretrain("cut")
+    for checkpoint in (tmp_path / "cut" / "checkpoints").iterdir():
+        (checkpoint / "manifest.json").unlink()
+    mae.pretrain(out=tmp_path / "cut", resume=True, quiet=True)
+    assert_same_end(tmp_path / "through", tmp_path / "cut")
+
+
+def test_resuming_falls_back_to_the_checkpoint_before_a_damaged_one(pretrain: Run, tmp_path: Path):
+    pretrain("through")
+    pretrain("cut")
+    damaged = tmp_path / "cut" / "checkpoints" / "step-00000006" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    mae.pretrain(out=tmp_path / "cut", resume=True, quiet=True)
+    assert_same_end(tmp_path / "through", tmp_path / "cut")
+
+
+def test_resuming_a_finished_run_changes_nothing(pretrain: Run, tmp_path: Path):
+    pretrain()
+    before = weights(tmp_path / "run")
+    assert mae.pretrain(out=tmp_path / "run", resume=True, quiet=True).finished
+    after = weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_resumed_run_refuses_other_options(pretrain: Run, tmp_path: Path):
+    pretrain()
+    with pytest.raises(UsageError, match="begun otherwise: lr was .*, is now 0.5; mask_ratio was 0.75, is now 0.5"):
+        mae.pretrain(out=tmp_path / "run", resume=True, quiet=True, lr=0.5, mask_ratio=0.5)
+    with pytest.raises(UsageError, match="source was 'builtin:digits', is now 'builtin:photos'"):
+        mae.pretrain("builtin:photos", out=tmp_path / "run", resume=True, quiet=True)
+    assert mae.pretrain("builtin:digits", out=tmp_path / "run", resume=True, quiet=True, workers=1).finished
+
+
+def test_a_resumed_run_refuses_other_images(pretrain: Run, tmp_path: Path, photos: Path):
+    pretrain(source=photos, img_size=32, patch_size=4, batch_size=8)
+    (photos / "00.png").unlink()
+    with pytest.raises(UsageError, match="holds other images than when the run .* was begun"):
+        mae.pretrain(out=tmp_path / "run", resume=True, quiet=True)
+
+
+def test_resume_needs_a_run(tmp_path: Path):
+    with pytest.raises(UsageError, match="--resume needs --out"):
+        mae.pretrain("builtin:digits", resume=True, quiet=True)
+    with pytest.raises(UsageError, match="holds no run to go on with"):
+        mae.pretrain("builtin:digits", out=tmp_path / "nowhere", resume=True, quiet=True)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_the_same_run(tmp_path: Path):
+    """Losses of one process and of two are equal to rounding: the global batch depends on the step alone."""
+    one = start(tmp_path / "one", *ARGS.split(), "--steps", "12", "--accumulate", "2")
+    assert one.wait(timeout=240) == 0, one.communicate()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mae"]
+    args = ["pretrain", *ARGS.split(), "--steps", "12", "--accumulate", "2", "--out", str(tmp_path / "two")]
+    done = subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("one", "two")]
+    assert [row["step"] for row in rows[1]] == list(range(1, 13))
+    for alone, together in zip(*rows, strict=True):
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)

@@ -1,0 +1,80 @@
+"""What the documentation says is tried: its commands run, its Python runs, its links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mae.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def mae_commands(page: Path) -> list[list[str]]:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("mae ")]
+
+
+def as_pages(attribute: object) -> list[Path]:
+    return [page for page in PAGES if attribute(page)]  # type: ignore[operator]
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the images that the pages speak of."""
+    rng = np.random.default_rng(0)
+    for folder in ("photos", "path/to/photos", "labelled/cat", "labelled/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8).repeat(12, axis=0).repeat(12, axis=1)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shortened(args: list[str]) -> list[str]:
+    """The same command for two steps, on a run that is there."""
+    args = [{"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}.get(arg, arg) for arg in args]
+    if args[0] != "pretrain" or "--resume" in args or "--help" in args:
+        return args
+    if "--epochs" in args:
+        at = args.index("--epochs")
+        args = args[:at] + args[at + 2 :]
+    return [*args, "--steps", "2", "--batch-size", "4", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("page", as_pages(mae_commands), ids=lambda page: page.name)
+def test_commands_run(page: Path, somewhere: Path, capsys: pytest.CaptureFixture[str]):
+    known = "pretrain photos/ --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --out runs/photos"
+    if page.name != "README.md":  # which makes this run itself
+        assert main([*known.split(), "--device", "cpu"]) == 0
+    for args in mae_commands(page):
+        assert main(shortened(args)) == 0, args
+
+
+@pytest.mark.parametrize("page", as_pages(lambda page: blocks(page, "python")), ids=lambda page: page.name)
+def test_python_runs(page: Path, somewhere: Path):
+    known = "pretrain photos/ --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --out RUN --device cpu"
+    assert main(known.split()) == 0
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_two_commands_are_targets_of_the_makefile():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    promised = re.findall(r"make (\w+)", "".join(blocks(ROOT / "README.md", "bash")))
+    assert promised and set(promised) <= targets

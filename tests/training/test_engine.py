@@ -1,0 +1,155 @@
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Recorder, make_trainer
+
+from mae.errors import MAEError
+from mae.training.checkpoint import find_checkpoint
+from mae.training.engine import PeriodicTask
+from mae.training.schedule import WarmupCosine
+
+
+def interrupt(step: int) -> None:
+    """What Ctrl-C does, once training is under way."""
+    if step:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.module.parameters()])
+
+
+def test_training_learns_and_reports_what_it_did(tmp_path: Path):
+    recorder = Recorder()
+    long = WarmupCosine(peak=0.05, floor=0.0, warmup_samples=16, total_samples=1600)
+    trainer = make_trainer(tmp_path, total_steps=200, schedule=long)
+    assert trainer.run(observers=[recorder])
+    assert recorder.rows[-1]["loss"] < 0.05 * recorder.rows[0]["loss"]
+    assert [row["step"] for row in recorder.rows] == list(range(1, 201))
+    last = recorder.rows[-1]
+    assert last["samples"] == 1600
+    assert last["terms"] == {"square": last["loss"]}
+    assert last["images_per_second"] > 0 and 0 <= last["data_wait"] <= 1
+
+
+def test_rate_follows_the_schedule_of_samples(tmp_path: Path):
+    recorder = Recorder()
+    trainer = make_trainer(tmp_path)
+    trainer.run(observers=[recorder])
+    assert [row["lr"] for row in recorder.rows] == [trainer.settings.schedule(8 * step) for step in range(12)]
+    assert recorder.rows[0]["lr"] == 0
+
+
+def test_a_row_holds_the_mean_of_the_steps_it_stands_for(tmp_path: Path):
+    each, some = Recorder(), Recorder()
+    make_trainer(tmp_path / "each").run(observers=[each])
+    make_trainer(tmp_path / "some", log_every=5).run(observers=[some])
+    assert [row["step"] for row in some.rows] == [5, 10, 12]
+    assert some.rows[0]["loss"] == pytest.approx(sum(row["loss"] for row in each.rows[:5]) / 5)
+
+
+def test_accumulation_keeps_the_batch(tmp_path: Path):
+    whole, parts = make_trainer(tmp_path / "whole"), make_trainer(tmp_path / "parts", accumulate=4)
+    whole.run()
+    parts.run()
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stopped_at", [4, 8])
+def test_resume_gives_the_same_weights_bit_for_bit(tmp_path: Path, stopped_at: int):
+    through = make_trainer(tmp_path / "through")
+    through.run()
+    first = make_trainer(tmp_path / "cut")
+    first.run(tasks=[PeriodicTask(every=stopped_at + 1, run=interrupt)])
+    newest = find_checkpoint(tmp_path / "cut")
+    assert newest is not None and newest.name == f"step-{first.step:08d}" and first.step < 12
+    second = make_trainer(tmp_path / "cut")
+    with torch.no_grad():
+        second.module.linear.weight.add_(1)  # what the checkpoint must overwrite
+    second.resume(newest)
+    assert second.run()
+    assert torch.equal(weights(second), weights(through))
+
+
+def test_resume_restores_the_averages_too(tmp_path: Path):
+    """Weights alone are not enough: AdamW's averages carry the past."""
+    through, cut = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", save_every=4)
+    through.run()
+    cut.run()
+    forgetful = make_trainer(tmp_path / "b")
+    forgetful.resume(tmp_path / "b" / "step-00000008")
+    forgetful.optimizer.state.clear()
+    forgetful.run()
+    assert not torch.equal(weights(forgetful), weights(through))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
+    before = signal.getsignal(number)
+    trainer = make_trainer(tmp_path, save_every=None)
+    recorder = Recorder()
+    task = PeriodicTask(every=3, run=lambda step: os.kill(os.getpid(), number) if step == 3 else None)
+    assert not trainer.run(observers=[recorder], tasks=[task])
+    assert trainer.step == 4  # the step in which the signal is noticed is finished
+    assert recorder.rows[-1]["step"] == 4
+    assert find_checkpoint(tmp_path) == tmp_path / "step-00000004"
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_acts_at_once(tmp_path: Path):
+    trainer = make_trainer(tmp_path)
+
+    def twice(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(tasks=[PeriodicTask(every=3, run=twice)])
+
+
+def test_a_broken_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path):
+    trainer = make_trainer(tmp_path, broken_at=5)
+    with pytest.raises(MAEError, match=r"not finite.*step 6.*last good checkpoint is .*step-00000004"):
+        trainer.run()
+    kept = find_checkpoint(tmp_path)
+    assert kept == tmp_path / "step-00000004"
+    again = make_trainer(tmp_path)
+    again.resume(kept)
+    assert weights(again).isfinite().all()
+
+
+def test_a_broken_loss_is_never_saved_even_in_the_step_of_a_checkpoint(tmp_path: Path):
+    with pytest.raises(MAEError, match="no checkpoint had been written yet"):
+        make_trainer(tmp_path, broken_at=3).run()
+    assert find_checkpoint(tmp_path) is None
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
+    make_trainer(tmp_path, save_every=2).run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000012"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path):
+    make_trainer(tmp_path).run()
+    with pytest.raises(MAEError, match="was written with name 'toy', this run has 'other'"):
+        make_trainer(tmp_path, identity="other").resume(tmp_path / "step-00000012")
+
+
+def test_tasks_run_first_between_and_last(tmp_path: Path):
+    seen: list[int] = []
+    make_trainer(tmp_path).run(tasks=[PeriodicTask(every=5, run=seen.append)])
+    assert seen == [0, 5, 10, 12]
+
+
+def test_clipping_bounds_the_step(tmp_path: Path):
+    free, clipped = Recorder(), Recorder()
+    make_trainer(tmp_path / "free", clip_grad=None).run(observers=[free])
+    trainer = make_trainer(tmp_path / "clipped", clip_grad=1e-9)
+    before = weights(trainer)
+    trainer.run(observers=[clipped])
+    assert clipped.rows[0]["grad_norm"] == free.rows[0]["grad_norm"] > 1
+    assert not torch.equal(weights(trainer), before)  # AdamW's step does not shrink with the gradient, but moves
