@@ -62,7 +62,9 @@ def test_commands_run(page: Path, somewhere: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("page", as_pages(lambda page: blocks(page, "python")), ids=lambda page: page.name)
 def test_python_runs(page: Path, somewhere: Path):
-    known = "pretrain photos/ --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --out RUN --device cpu"
+    known = (
+        "pretrain photos/ --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --out RUN --device cpu"
+    )
     assert main(known.split()) == 0
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), {})

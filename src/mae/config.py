@@ -6,8 +6,9 @@ command line reads this to print its help.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,7 +51,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Statistics = Literal["data", "imagenet"]
 
 # What a resumed run may change: where and how fast it computes, not what.
-MACHINE_FIELDS = frozenset({"recipe", "out", "data_root", "device", "workers", "compile", "save_every"})
+MACHINE_FIELDS = frozenset({"out", "data_root", "device", "workers", "compile", "accumulate", "save_every"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +139,33 @@ class PretrainConfig:
                 "both --lr and --base-lr are given; --lr is the rate itself, --base-lr is scaled by batch / 256: "
                 "give one of them"
             )
-        for name in (
-            "epochs", "steps", "batch_size", "accumulate", "lr", "base_lr", "save_every", "in_chans", "clip_grad"
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{_flag(name)} is {value}; expected more than 0")
-        for name in ("min_lr", "weight_decay", "warmup_epochs", "workers", "seed"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise UsageError(f"{_flag(name)} is {value}; expected 0 or more")
-        if not 0 < self.mask_ratio < 1:
-            raise UsageError(f"--mask-ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded")
-        if not 0 <= self.max_unreadable < 1:
-            raise UsageError(f"--max-unreadable is {self.max_unreadable}; expected a share from 0 to below 1")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        above_0 = (
+            "epochs",
+            "steps",
+            "batch_size",
+            "accumulate",
+            "lr",
+            "base_lr",
+            "save_every",
+            "in_chans",
+            "clip_grad",
+        )
+        rules: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
+            (above_0, "a finite number above 0", lambda value: 0 < value < inf),
+            (("min_lr", "weight_decay", "warmup_epochs", "workers"), "0 or more", lambda value: 0 <= value < inf),
+            (("seed",), "a whole number from 0 to below 2 to the power of 63", lambda value: 0 <= value < 1 << 63),
+            (("mask_ratio",), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
+            (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),
+            (("betas",), "two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
+        ]
+        for names, expected, holds in rules:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not holds(value):
+                    raise UsageError(f"{_flag(name)} is {value}; expected {expected}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, one key a field."""

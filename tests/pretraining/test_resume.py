@@ -107,7 +107,10 @@ def test_a_resumed_run_refuses_other_options(pretrain: Run, tmp_path: Path):
         mae.pretrain(out=tmp_path / "run", resume=True, quiet=True, lr=0.5, mask_ratio=0.5)
     with pytest.raises(UsageError, match="source was 'builtin:digits', is now 'builtin:photos'"):
         mae.pretrain("builtin:photos", out=tmp_path / "run", resume=True, quiet=True)
-    assert mae.pretrain("builtin:digits", out=tmp_path / "run", resume=True, quiet=True, workers=1).finished
+    with pytest.raises(UsageError, match="recipe was 'default', is now 'cifar10'"):
+        mae.pretrain(recipe="cifar10", out=tmp_path / "run", resume=True, quiet=True)
+    changed = {"workers": 1, "accumulate": 2}
+    assert mae.pretrain("builtin:digits", out=tmp_path / "run", resume=True, quiet=True, **changed).finished
 
 
 def test_a_resumed_run_refuses_other_images(pretrain: Run, tmp_path: Path, photos: Path):
@@ -137,3 +140,6 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
     assert [row["step"] for row in rows[1]] == list(range(1, 13))
     for alone, together in zip(*rows, strict=True):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-5)

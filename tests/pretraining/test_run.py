@@ -1,7 +1,9 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -146,3 +148,37 @@ def test_noise_teaches_nothing(tmp_path: Path):
         folder, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, device="cpu", **options
     )
     assert result.summary["loss_over_mean_predictor"] > 0.95
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_the_same_to_rounding(pretrain: Run, tmp_path: Path):
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("torch.compile needs a C compiler on a CPU, and there is none")
+    pretrain("eager")
+    pretrain("compiled", compile=True)
+    mae.pretrain(out=tmp_path / "compiled", resume=True, quiet=True)
+    rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("eager", "compiled")]
+    for eager, compiled in zip(*rows, strict=True):
+        assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
+
+
+def test_panels_show_the_same_images_under_the_same_masks(pretrain: Run, tmp_path: Path):
+    """The first two columns of every picture, input and masked, are the same to the pixel."""
+    pretrain()
+    pictures = [Image.open(path).convert("RGB") for path in sorted((tmp_path / "run" / "panels").iterdir())]
+    assert len(pictures) > 3
+    rows = range(int(0.1 * pictures[0].height), int(0.9 * pictures[0].height))
+    parts = [np.asarray(picture)[rows, : int(0.3 * picture.width)] for picture in pictures]
+    whole = [np.asarray(picture)[rows] for picture in pictures]
+    assert all(np.array_equal(part, parts[0]) for part in parts)
+    assert not np.array_equal(whole[0], whole[-1])
+
+
+def test_images_of_one_colour_have_no_yardstick(tmp_path: Path):
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for number in range(8):
+        Image.new("RGB", (32, 32), (number * 30, 100, 50)).save(folder / f"{number}.png")
+    options = {"img_size": 32, "patch_size": 8, "batch_size": 8, "steps": 1, "norm_pix_loss": False, "device": "cpu"}
+    result = mae.pretrain(folder, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, **options)
+    assert result.summary["loss_over_mean_predictor"] is None

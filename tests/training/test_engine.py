@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_rate_follows_the_schedule_of_samples(tmp_path: Path):
 def test_a_row_holds_the_mean_of_the_steps_it_stands_for(tmp_path: Path):
     each, some = Recorder(), Recorder()
     make_trainer(tmp_path / "each").run(observers=[each])
-    make_trainer(tmp_path / "some", log_every=5).run(observers=[some])
+    make_trainer(tmp_path / "some", log_every=5, save_every=None).run(observers=[some])
     assert [row["step"] for row in some.rows] == [5, 10, 12]
     assert some.rows[0]["loss"] == pytest.approx(sum(row["loss"] for row in each.rows[:5]) / 5)
 
@@ -153,3 +154,27 @@ def test_clipping_bounds_the_step(tmp_path: Path):
     trainer.run(observers=[clipped])
     assert clipped.rows[0]["grad_norm"] == free.rows[0]["grad_norm"] > 1
     assert not torch.equal(weights(trainer), before)  # AdamW's step does not shrink with the gradient, but moves
+
+
+def test_speed_counts_the_wait_for_the_device_but_not_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever waits for the device first must not make the steps look faster than they were."""
+    recorder = Recorder()
+    trainer = make_trainer(tmp_path, save_every=None)
+    finite = trainer._meter.is_finite
+    monkeypatch.setattr(trainer._meter, "is_finite", lambda names: (time.sleep(0.02), finite(names))[1])
+    trainer.run(observers=[recorder], tasks=[PeriodicTask(every=1, run=lambda step: time.sleep(0.1))])
+    rates = sorted(row["images_per_second"] for row in recorder.rows)
+    assert 8 / 0.1 < rates[len(rates) // 2] < 8 / 0.02
+
+
+@pytest.mark.parametrize("stopped_at", [7, 8])
+def test_no_row_is_lost_or_changed_by_a_cut_between_rows(tmp_path: Path, stopped_at: int):
+    """A checkpoint in the middle of a row's window ends that row; the next one begins where the resumed run does."""
+    through, first, second = Recorder(), Recorder(), Recorder()
+    make_trainer(tmp_path / "through", log_every=3, save_every=stopped_at).run(observers=[through])
+    make_trainer(tmp_path / "cut", log_every=3, save_every=stopped_at).run(observers=[first])
+    trainer = make_trainer(tmp_path / "cut", log_every=3, save_every=stopped_at)
+    trainer.resume(tmp_path / "cut" / f"step-{stopped_at:08d}")
+    trainer.run(observers=[second])
+    rows = [row for row in first.rows if row["step"] <= stopped_at] + second.rows
+    assert [(row["step"], row["loss"]) for row in rows] == [(row["step"], row["loss"]) for row in through.rows]

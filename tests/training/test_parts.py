@@ -96,17 +96,18 @@ def test_precision_and_device_of_a_cpu():
 
 def test_a_run_folder_must_be_new(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
-    folder.begin({"a": 1})
+    folder.begin({"a": 1}, {"b": 2})
     assert json.loads(folder.config.read_text()) == {"a": 1}
+    assert json.loads(folder.data.read_text()) == {"b": 2}
     with pytest.raises(UsageError, match="holds another run.*--resume"):
-        folder.begin({"a": 2})
+        folder.begin({"a": 2}, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "precious.txt").write_text("mine")
     with pytest.raises(UsageError, match="not an empty folder"):
-        RunFolder(tmp_path / "other").begin({})
+        RunFolder(tmp_path / "other").begin({}, {})
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="not an empty folder"):
-        RunFolder(tmp_path / "file").begin({})
+        RunFolder(tmp_path / "file").begin({}, {})
     assert new_run_folder(tmp_path, "run").root == tmp_path / "run-2"
 
 
@@ -115,6 +116,6 @@ def test_weights_are_looked_for_where_they_may_be(tmp_path: Path):
         find_weights(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="a folder without a model"):
         find_weights(tmp_path)
-    RunFolder(tmp_path / "run").begin({})
+    RunFolder(tmp_path / "run").begin({}, {})
     with pytest.raises(UsageError, match="a run without a checkpoint yet"):
         find_weights(tmp_path / "run")

@@ -25,13 +25,15 @@ def demo(out: Path | None = None, steps: int | None = None) -> int:
     from mae.evaluation.labelled import knn_on
     from mae.pretraining.run import run_pretraining
     from mae.recipes import recipe_config
+    from mae.training.device import choose_device
 
     console = Console()
     config = recipe_config("demo").override({"out": out} if steps is None else {"out": out, "steps": steps})
     result = run_pretraining(config, given=(), resume=False, console=console)
     if not result.finished:
         return stopped(console, result)
-    report = knn_on(result.load_model(), open_labelled(config.source, data_root=config.data_root))
+    model = result.load_model().to(choose_device("auto"))
+    report = knn_on(model, open_labelled(config.source, data_root=config.data_root))
     show_knn(console, report, f"{config.source} (which photograph is it? test parts were never seen)")
     console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
     return 0

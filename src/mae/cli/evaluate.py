@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from mae.config import Device
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,6 +24,7 @@ def evaluate(
     data: str,
     data_root: Path = Path("data"),
     k: int = 20,
+    device: Device = "auto",
 ) -> int:
     """Tell how good a model's features are.
 
@@ -32,6 +35,7 @@ def evaluate(
             cifar10, stl10, builtin:photos or builtin:digits.
         data_root: where sets known by name are kept.
         k: how many neighbours vote.
+        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
     """
     from rich.console import Console
 
@@ -39,10 +43,11 @@ def evaluate(
     from mae.errors import UsageError
     from mae.evaluation.labelled import knn_on
     from mae.pretraining.run import load
+    from mae.training.device import choose_device
 
     if k < 1:
         raise UsageError(f"--k is {k}; expected 1 or more")
-    trained = load(model)
+    trained = load(model).to(choose_device(device))
     labelled = open_labelled(data, data_root=data_root)
     show_knn(Console(), knn_on(trained, labelled, k=k), data)
     return 0

@@ -56,8 +56,8 @@ def measure_yardsticks(
         mean = _mean_of_visible(values, plan, images.shape[1])
         for number, guess in enumerate((torch.zeros_like(true), mean, _nearest(values, plan, grid))):
             per_patch = (guess.float() - true.float()).square().mean(dim=-1)  # [B, M]
-            total[number] += (per_patch * weight).sum(dtype=torch.float64).cpu()
-        count += float(weight.sum(dtype=torch.float64))
+            total[number] += (per_patch * weight).cpu().double().sum()  # there first: MPS has no float64
+        count += float(weight.cpu().double().sum())
     if count == 0:
         raise UsageError("no images to measure the yardsticks on; give at least one batch")
     zero, mean_of_visible, nearest_visible = (total / count).tolist()

@@ -12,7 +12,7 @@ from mae import records
 from mae.errors import UsageError
 
 # Far above any model in use, so that no file's numbers make building a model hang.
-_MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TOKENS = 16384, 256, 16384, 1024, 1 << 20
+_MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TABLE = 16384, 256, 16384, 1024, 1 << 28
 
 
 class ModelOptions(TypedDict, total=False):
@@ -38,7 +38,10 @@ class ModelOptions(TypedDict, total=False):
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
     """A size as (height, width); one number stands for both."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    if isinstance(value, int):
+        return value, value
+    height, width = value
+    return height, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +105,17 @@ class ModelConfig:
             raise UsageError(
                 f"mask_ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded (the paper: 0.75)"
             )
-        if self.num_tokens > _MAX_TOKENS:
-            sizes = f"img_size {self.img_size} in patches of {self.patch_size}"
-            raise UsageError(f"{sizes} makes {self.num_tokens} tokens; at most {_MAX_TOKENS}")
         if self.norm_pix_loss and self.patch_values < 2:
             raise UsageError(
                 "norm_pix_loss standardises the values of a patch, and these patches hold one value; "
                 "use norm_pix_loss=False or larger patches"
             )
+        narrow, wide = sorted((self.embed_dim, self.decoder_embed_dim))
+        if self.num_tokens * wide > _MAX_TABLE:  # the table of positions must fit in memory
+            sizes = f"img_size {self.img_size} in patches of {self.patch_size}"
+            raise UsageError(f"{sizes} makes {self.num_tokens} tokens; of width {wide} at most {_MAX_TABLE // wide}")
+        if int(narrow * self.mlp_ratio) < 1:
+            raise UsageError(f"mlp_ratio is {self.mlp_ratio}; with a width of {narrow} it leaves nothing of the MLPs")
         for name in ("mean", "std"):
             self._check_statistics(name)
 

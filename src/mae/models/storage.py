@@ -61,7 +61,7 @@ def _read_config(path: Path, metadata: dict[str, str]) -> ModelConfig:
         if record["format"] != FORMAT:
             raise MAEError(f"{path} is of format {record['format']!r}; this version of mae reads format {FORMAT}")
         return ModelConfig.from_json(record["config"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
             f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae"
         ) from error

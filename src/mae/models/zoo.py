@@ -5,7 +5,6 @@ with a decoder 512 wide and 8 blocks deep.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Unpack
 
@@ -18,7 +17,6 @@ from mae.models.config import ModelConfig, ModelOptions, pair
 from mae.models.decoder import MAEDecoder
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.records import check_known
 from mae.targets.pixels import PixelTarget
 
 
@@ -60,9 +58,8 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
 
 def _build(size: ModelOptions, overrides: ModelOptions) -> MaskedAutoencoder:
     options: dict[str, Any] = {**size, **overrides}
-    check_known(options, [field.name for field in fields(ModelConfig)], what="model option")
-    options |= {name: pair(options[name]) for name in ("img_size", "patch_size") if name in options}
-    return build_model(ModelConfig(**options))
+    sides = {name: pair(options[name]) for name in ("img_size", "patch_size") if isinstance(options.get(name), int)}
+    return build_model(ModelConfig.from_json({**options, **sides}))
 
 
 def mae_vit_base_patch16_dec512d8b(**overrides: Unpack[ModelOptions]) -> MaskedAutoencoder:

@@ -1,7 +1,8 @@
 """What a run says of itself: the header before it, the summary after it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.parts import num_workers
 from mae.pretraining.settle import Prepared
-from mae.report.console import against, duration, show_table
+from mae.report.console import NO_YARDSTICK, against, duration, show_table
 from mae.report.curves import draw_curve
 from mae.training.checkpoint import find_checkpoint
 from mae.training.engine import Trainer
@@ -94,7 +95,7 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
     folder = prepared.folder
     rows = read_rows(folder.metrics)
     last = rows[-max(1, len(rows) // 20) :]
-    loss = sum(row["loss"] for row in last) / len(last)
+    loss, baseline = sum(row["loss"] for row in last) / len(last), yardsticks.mean_of_visible
     draw_curve(rows, yardsticks=yardsticks.as_dict(), path=folder.curve, title=f"{prepared.config.model}")
     newest = find_checkpoint(folder.checkpoints)
     summary = {
@@ -104,9 +105,9 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
         "samples": trainer.samples,
         "loss": loss,
         "yardsticks": yardsticks.as_dict(),
-        "loss_over_mean_predictor": loss / yardsticks.mean_of_visible,
+        "loss_over_mean_predictor": loss / baseline if baseline >= NO_YARDSTICK else None,
         "seconds": trainer.seconds,
-        "images_per_second": sum(row["images_per_second"] for row in rows) / len(rows),
+        "images_per_second": _speed(rows),
         "unreadable": list(prepared.images.unreadable),
         "checkpoint": str(newest.relative_to(folder.root)) if newest else None,
         "panel": str(folder.panel(trainer.step).relative_to(folder.root)),
@@ -115,6 +116,13 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
     }
     write_json(folder.summary, summary)
     return summary
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Images a second over the whole run, time for pictures and checkpoints left out."""
+    seen = [0, *(row["samples"] for row in rows)]
+    images = [after - before for before, after in pairwise(seen)]
+    return sum(images) / sum(count / row["images_per_second"] for count, row in zip(images, rows, strict=True))
 
 
 def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]) -> None:

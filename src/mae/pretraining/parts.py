@@ -1,7 +1,8 @@
 """The parts of a run, made from its settled configuration."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from shutil import disk_usage
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from mae.config import PretrainConfig
 from mae.data.augmentation import central_crop
+from mae.data.images import ImageSet
+from mae.data.limits import UnreadableImage
 from mae.data.loaders import TrainingLoader, default_workers, normalise
 from mae.errors import MAEError, UsageError
 from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
@@ -18,14 +21,12 @@ from mae.models.storage import model_metadata
 from mae.pretraining.settle import Prepared
 from mae.randomness import permutation, sample_keys
 from mae.report.panels import draw_panels
-from mae.training.device import choose_precision
 from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
-from mae.types import MaskPlan
 
 NUM_PANEL_IMAGES = 8
-_YARDSTICK_IMAGES = 512
+_YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
 _FIXED_EPOCH = -1  # images and masks of the panels are drawn as in no epoch of any run
 
 
@@ -46,11 +47,21 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
             total_samples=total_steps * config.batch_size,
         ),
         clip_grad=config.clip_grad,
-        precision=choose_precision(config.precision, prepared.device),
+        precision=config.precision,
         log_every=max(1, min(50, total_steps // 100)),
         save_every=config.save_every,
     )
-    loader = _make_loader(prepared, workers=num_workers(prepared))
+    loader = TrainingLoader(
+        images=prepared.images,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        img_size=prepared.model_config.img_size,
+        seed=config.seed,
+        workers=num_workers(prepared),
+        pin_memory=prepared.device.type == "cuda",
+        rank=prepared.world.rank,
+        world=prepared.world.size,
+    )
     return Trainer(
         module=model,
         optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
@@ -83,22 +94,6 @@ def num_workers(prepared: Prepared) -> int:
     return default_workers(prepared.device.type, prepared.images.in_memory) if chosen is None else chosen
 
 
-def _make_loader(prepared: Prepared, *, workers: int) -> TrainingLoader:
-    config = prepared.config
-    assert config.batch_size is not None
-    return TrainingLoader(
-        images=prepared.images,
-        batch_size=config.batch_size,
-        accumulate=config.accumulate,
-        img_size=prepared.model_config.img_size,
-        augment=True,
-        seed=config.seed,
-        workers=workers,
-        rank=prepared.world.rank,
-        world=prepared.world.size,
-    )
-
-
 def _batches(
     prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader, step: int
 ) -> Generator[Mapping[str, Any], None, None]:
@@ -112,13 +107,17 @@ def _batches(
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped and masked as in training."""
-    loader = _make_loader(prepared, workers=0)
-    pairs: list[tuple[Tensor, MaskPlan]] = []
-    needed = min(_YARDSTICK_IMAGES, len(prepared.images) // prepared.world.size)
-    for batch in _batches(prepared, model, loader, 0):
-        pairs.append((batch["images"], batch["plan"]))
-        if sum(len(images) for images, _ in pairs) >= needed:
-            break
+    size = min(_YARDSTICK_BATCH, len(prepared.images))
+    loader = TrainingLoader(
+        images=prepared.images,
+        batch_size=size,
+        accumulate=1,
+        img_size=prepared.model_config.img_size,
+        seed=prepared.config.seed,
+        workers=0,
+    )
+    batches = islice(_batches(prepared, model, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
+    pairs = ((batch["images"], batch["plan"]) for batch in batches)
     return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size)
 
 
@@ -137,11 +136,11 @@ def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:
 def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int], None]:
     """A function that draws the same images under the same masks each time it is called."""
     config = prepared.model_config
-    count = min(NUM_PANEL_IMAGES, len(prepared.images))
-    ids = permutation(prepared.config.seed, _FIXED_EPOCH, len(prepared.images))[:count]
-    crops = torch.stack([central_crop(prepared.images.get(int(i)), config.img_size) for i in ids])
+    order = permutation(prepared.config.seed, _FIXED_EPOCH, len(prepared.images))
+    shown = list(islice(_readable(prepared.images, order.tolist()), NUM_PANEL_IMAGES))
+    crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
     images = normalise(crops.to(prepared.device), *prepared.statistics())
-    keys = sample_keys(prepared.config.seed, _FIXED_EPOCH, ids)
+    keys = sample_keys(prepared.config.seed, _FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
     plan = model.masking.plan(config.grid, keys.to(prepared.device))
 
     def draw(step: int) -> None:
@@ -151,3 +150,12 @@ def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int]
         draw_panels(model, images, plan, mean=config.mean, std=config.std, path=path, title=title)
 
     return draw
+
+
+def _readable(images: ImageSet, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """Numbers and pixels of the images that can be read, in an order."""
+    for number in order:
+        try:
+            yield number, images.get(number)
+        except UnreadableImage as error:
+            images.report_unreadable([str(error)])

@@ -1,5 +1,6 @@
 """The run itself."""
 
+import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from mae.training.device import choose_device
 from mae.training.distributed import join_world
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.log import JsonLines, Observer, TensorBoard
-from mae.training.run_folder import RunFolder, find_weights, write_json
+from mae.training.run_folder import RunFolder, find_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,8 @@ def pretrain(
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     if source:
         given["source"] = str(source)
+    if recipe != "default":
+        given["recipe"] = recipe
     config = recipe_config(recipe).override({**given, "recipe": recipe})
     return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet))
 
@@ -113,7 +116,10 @@ def run_pretraining(
         if not config.source:
             raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
         return _run(prepare(config, folder, device, world, resume=resume), console)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        # CUDA has a class of its own for it, the CPU and MPS only these words.
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
         raise MAEError(
             f"the device ran out of memory: {str(error).splitlines()[0]}; compute the same batch in parts with "
             f"--accumulate {2 * config.accumulate}"
@@ -150,8 +156,7 @@ def _train(
         return trainer.run()
     folder = prepared.folder
     if not prepared.resume:
-        folder.begin(prepared.config.to_json())
-        write_json(folder.data, prepared.found)
+        folder.begin(prepared.config.to_json(), prepared.found)
     remove_leftovers(folder.checkpoints)
     start = {"start_step": trainer.step}
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from mae.data.sources import KNOWN, open_source
 from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
+from mae.training.device import choose_precision
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, new_run_folder, read_json
 
@@ -67,7 +68,8 @@ def prepare(
     """
     if config.model is not None:  # refuse a wrong name or size before images are read, which can take minutes
         _model_config(config, config.model, in_chans=config.in_chans)
-    source = open_source(config.source, data_root=config.data_root)
+    with world.main_first():  # a download goes to one folder
+        source = open_source(config.source, data_root=config.data_root)
     images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable)
     config = _choose(config, images, device)
     assert config.model is not None
@@ -125,6 +127,8 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
     return replace(
         config,
         source=_absolute(config.source),
+        data_root=config.data_root.resolve(),
+        precision=choose_precision(config.precision, device),  # type: ignore[arg-type]
         model=name,
         img_size=model.img_size,
         patch_size=model.patch_size,
@@ -147,8 +151,8 @@ def _check_warmup(prepared: Prepared) -> None:
     epochs = prepared.total_steps / prepared.steps_per_epoch
     if warmup is not None and warmup >= epochs:
         raise UsageError(
-            f"--warmup-epochs is {warmup:g}, but the whole run has {epochs:.3g} epochs; leave the option out "
-            "to warm up over a tenth of the run"
+            f"the warm-up (--warmup-epochs) is {warmup:g} epochs, but the whole run has {epochs:.3g} epochs; "
+            "give a shorter one"
         )
 
 
@@ -162,11 +166,10 @@ def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, 
                 f"({found['images']} then, {len(images)} now); put them back, or start a new run"
             )
         return found
-    if config.statistics == "imagenet":
-        if images.channels != 3:
-            raise UsageError(
-                f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
-            )
+    if config.statistics == "imagenet" and images.channels != 3:
+        raise UsageError(
+            f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
+        )
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
     return {
         "source": config.source,
@@ -174,8 +177,8 @@ def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, 
         "channels": images.channels,
         "fingerprint": images.fingerprint(),
         # Six digits are plenty, and hide that sums round differently on other machines.
-        "mean": [round(value, 6) for value in mean],
-        "std": [round(value, 6) for value in std],
+        "mean": [float(f"{value:.6g}") for value in mean],
+        "std": [float(f"{value:.6g}") for value in std],
         "unreadable": list(images.unreadable),
     }
 
@@ -198,7 +201,7 @@ def stored_config(
             f"the run in {folder.root} was begun otherwise: {changes}. Leave those options out to go on with it, "
             "or start a new run in another folder"
         )
-    machine = {name: asked[name] for name in given if name in MACHINE_FIELDS - {"recipe"}}
+    machine = {name: asked[name] for name in given if name in MACHINE_FIELDS}
     return stored.override(machine), folder
 
 

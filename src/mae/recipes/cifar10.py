@@ -7,7 +7,7 @@ def cifar10() -> PretrainConfig:
     """The lesson model on CIFAR-10's 50,000 training images, 100 epochs.
 
     Command: `mae pretrain cifar10 --recipe cifar10`, or any other source of 32-pixel images.
-    Cost: not measured in full; benchmarks/README.md tells images/s. Result: not measured in full.
+    Cost: not measured in full. Result: not measured.
     """
     return PretrainConfig(
         source="cifar10",

@@ -11,11 +11,11 @@ def demo() -> PretrainConfig:
     return PretrainConfig(
         source="builtin:photos",
         recipe="demo",
-        model="mae_vit_compact_patch16",
+        model="mae_vit_ultrasmall_patch16",
         img_size=(64, 64),
         patch_size=(8, 8),
         norm_pix_loss=False,
-        steps=1000,
-        batch_size=64,
+        steps=1500,
+        batch_size=32,
         lr=1.5e-3,
     )

@@ -11,6 +11,9 @@ from rich.table import Table
 
 _SECONDS_BETWEEN_LINES = 10.0
 
+NO_YARDSTICK = 1e-9
+"""Below this loss of the mean-colour predictor there is nothing to be better at."""
+
 
 def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Two columns, a name and what it is. File names in it are shown as text, whatever they hold."""
@@ -18,7 +21,9 @@ def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) ->
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(escape(name), escape(value))
+        # File names need not be valid text; what cannot be printed is shown as a question mark.
+        printable = value.encode("utf-8", "replace").decode()
+        table.add_row(escape(name), escape(printable))
     console.print(table)
 
 
@@ -36,6 +41,8 @@ def duration(seconds: float) -> str:
 
 def against(loss: float, baseline: float) -> str:
     """A loss in words beside that of the mean-colour predictor."""
+    if baseline < NO_YARDSTICK:
+        return "nothing to predict: each image is one colour"
     share = 1 - loss / baseline
     return f"{abs(share):.0%} {'below' if share >= 0 else 'above'} mean predictor"
 

@@ -158,7 +158,8 @@ def score(
         hidden: True for hidden pixels; each image has hidden and visible ones.
         std: the deviations the images were divided by, one a channel.
     """
-    unit = torch.tensor(std, device=images.device, dtype=torch.float64)[:, None, None]
+    images, picture, hidden = images.cpu(), picture.cpu(), hidden.cpu()  # MPS has no float64
+    unit = torch.tensor(std, dtype=torch.float64)[:, None, None]
     true, mask = images.double() * unit, hidden.unsqueeze(1)
     visible_mean = (true * ~mask).sum(dim=(2, 3), keepdim=True) / (~mask).sum(dim=(2, 3), keepdim=True)
     error = ((picture * unit - true).square() * mask).sum()

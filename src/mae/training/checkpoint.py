@@ -160,7 +160,8 @@ def _flush(path: Path) -> None:
     """Wait until a file or a folder is on the disk, so that a commit survives a power cut."""
     if os.name == "nt" and path.is_dir():  # Windows opens no folders; its renames are journalled
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows flushes only what is open for writing, Unix opens a folder only for reading.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,12 +1,16 @@
 """One process or many: what `torchrun` says of the others, and the few things they agree on."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from mae.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +44,18 @@ class World:
         """Each flag, true when it is true in any process."""
         if self.size == 1:
             return flags
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        values = torch.tensor([float(flag) for flag in flags], device=device)
+        values = torch.tensor([float(flag) for flag in flags])  # on the CPU: a GPU's queue is not waited for
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return tuple(bool(value) for value in values.tolist())
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Let the main process through before the others, so that only it downloads what is missing."""
+        if not self.is_main:
+            dist.barrier()
+        yield
+        if self.is_main and self.size > 1:
+            dist.barrier()
 
     def wrap(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module as all processes train it together."""
@@ -58,14 +70,20 @@ class World:
 
 
 def join_world(device_type: str) -> World:
-    """The world `torchrun` describes in the environment, joined; a world of one without it."""
+    """The world `torchrun` describes in the environment, joined; a world of one without it.
+
+    Raises:
+        UsageError: several processes on a device that cannot exchange gradients.
+    """
+    if not dist.is_torchelastic_launched():
+        return World()
     world = World(
-        rank=int(os.environ.get("RANK", "0")),
-        size=int(os.environ.get("WORLD_SIZE", "1")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), local_rank=int(os.environ["LOCAL_RANK"])
     )
     if world.size > 1:
+        if device_type not in ("cpu", "cuda"):
+            raise UsageError(f"several processes cannot train on {device_type}; use --device cpu or cuda")
         if device_type == "cuda":
             torch.cuda.set_device(world.local_rank)
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
     return world

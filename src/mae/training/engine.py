@@ -81,7 +81,6 @@ class Trainer:
         metadata: text for the header of the weights' files.
         device: where the module is.
         world: the processes that train together.
-        observers: are told the numbers.
     """
 
     def __init__(
@@ -161,12 +160,14 @@ class Trainer:
                 stop, save = self.world.any(signals.asked, self._save_is_due())
                 last = self.step == self.settings.total_steps
                 self._check_finite(at_once=self.device.type == "cpu" or save or stop or last)
-                if self.step % self.settings.log_every == 0 or last or stop:
-                    self._log(observers)
-                if save or stop or last:
+                saving = save or stop or last
+                if self.step % self.settings.log_every == 0 or saving:
+                    self._log(observers)  # before a save: a resumed run begins with an empty meter too
+                trained = time.monotonic()
+                self._run_tasks(tasks)  # before a save: a resumed run does not come back to this step
+                if saving:
                     self._save()
-                self._run_tasks(tasks)
-                self._meter.left_out(time.monotonic() - began - self.seconds)
+                self._meter.left_out(time.monotonic() - trained)
                 if stop:
                     break
         return self.step == self.settings.total_steps

@@ -29,7 +29,9 @@ class JsonLines:
 
     def __init__(self, path: Path, *, start_step: int) -> None:
         kept = [row for row in read_rows(path) if row["step"] <= start_step]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        aside = path.with_name(f".{path.name}.writing")
+        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        aside.replace(path)
         self._file = path.open("a")
 
     def log(self, row: LogRow) -> None:

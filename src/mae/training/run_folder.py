@@ -81,14 +81,15 @@ class RunFolder:
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Make the folder of a new run.
+    def begin(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Make the folder of a new run; `config.json` comes last, and with it the folder holds a run.
 
         Raises:
             UsageError: see `check_new`.
         """
         self.check_new()
         self.panels.mkdir(parents=True)
+        write_json(self.data, data)
         write_json(self.config, config)
 
 

@@ -1,0 +1,50 @@
+"""What needs a CUDA device: the same run there, in each precision, resumed and compiled."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import mae
+from mae.training.log import read_rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+OPTIONS = {
+    "model": "mae_vit_lesson_patch4",
+    "img_size": 8,
+    "patch_size": 2,
+    "batch_size": 64,
+    "steps": 12,
+    "quiet": True,
+}
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_rows(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 1e-2)])
+def test_the_loss_is_that_of_the_cpu(precision: str, tolerance: float, tmp_path: Path):
+    mae.pretrain("builtin:digits", out=tmp_path / "cpu", device="cpu", **OPTIONS)
+    mae.pretrain("builtin:digits", out=tmp_path / "cuda", device="cuda", precision=precision, **OPTIONS)
+    assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_resume_goes_on_where_it_was(precision: str, tmp_path: Path):
+    options = {**OPTIONS, "device": "cuda", "precision": precision, "save_every": 5}
+    mae.pretrain("builtin:digits", out=tmp_path / "through", **options)
+    mae.pretrain("builtin:digits", out=tmp_path / "cut", **options)
+    newest = tmp_path / "cut" / "checkpoints" / "step-00000012" / "manifest.json"
+    newest.unlink()
+    mae.pretrain(out=tmp_path / "cut", resume=True, quiet=True)
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "through"), rel=1e-3)
+
+
+def test_compiled(tmp_path: Path):
+    mae.pretrain("builtin:digits", out=tmp_path / "eager", device="cuda", **OPTIONS)
+    mae.pretrain("builtin:digits", out=tmp_path / "compiled", device="cuda", compile=True, **OPTIONS)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=3e-2)
