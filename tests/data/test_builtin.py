@@ -44,6 +44,12 @@ def test_photos_training_and_test_pixels_are_disjoint(monkeypatch: pytest.Monkey
         assert len(voting | judged) == height * width
 
 
+def test_a_photograph_smaller_than_its_squares_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builtin, "LABELLED_SIDE", 160)
+    with pytest.raises(MAEError, match="builtin:photos test: the part of coins is 154 x .* at least 160 x 160"):
+        open_labelled("builtin:photos", data_root=ROOT)
+
+
 def _pixels(source: builtin.TileSource, photo: int) -> set[int]:
     """The places that a photograph's squares show."""
     cells = source.grid[0] * source.grid[1]

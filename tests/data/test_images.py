@@ -1,6 +1,7 @@
 """Image sets: channels and types, memory and streaming, unreadable files, statistics."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pictures import SHARED, Pictures, noise, png
 
 from mae.data.images import load_images
 from mae.data.limits import UnreadableImage
+from mae.data.moments import moments_of
 from mae.data.sources import open_source
 from mae.errors import MAEError
 
@@ -42,7 +44,7 @@ def test_memory_and_streaming_give_the_same(limit):
         assert torch.equal(images.get(number), torch.from_numpy(source.arrays[number]).permute(2, 0, 1))
     assert images.fingerprint() == load_images(source, in_chans=None).fingerprint()
     assert images.size_range() == ((8, 9), (13, 9))
-    assert images.kept.tolist() == list(range(6))
+    assert images.readable.tolist() == list(range(6))
 
 
 def test_memory_limit_is_kept_when_the_estimate_was_wrong(monkeypatch):
@@ -68,16 +70,49 @@ def test_one_wide_image_makes_the_set_wide():
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_unreadable_files_at_the_start_are_left_out_and_listed(tree, limit):
+def test_unreadable_files_keep_their_numbers_and_are_listed(tree, limit):
     root = tree({f"{number}.png": png(seed=number) for number in range(5)} | {"2.png": b"text"})
     source = open_source(str(root), data_root=root)
     images = load_images(source, in_chans=None, max_unreadable=0.2, memory_limit=limit)
-    assert images.kept.tolist() == [0, 1, 3, 4]
+    assert len(images) == 5 and images.readable.tolist() == [0, 1, 3, 4]
     assert len(images.unreadable) == 1 and "2.png starts with b'text'" in images.unreadable[0]
-    assert torch.equal(images.get(2), torch.from_numpy(source.load(3)).permute(2, 0, 1))
-    whole = tree({"2.png": png(seed=2)})
-    again = load_images(open_source(str(whole), data_root=whole), in_chans=None)
-    assert again.fingerprint() != images.fingerprint()
+    assert torch.equal(images.get(3), torch.from_numpy(source.load(3)).permute(2, 0, 1))
+    with pytest.raises(UnreadableImage, match="2.png starts with b'text'") as caught:
+        images.get(2)
+    images.report_unreadable([str(caught.value)])
+    assert len(images.unreadable) == 1
+    assert images.size_range() == ((12, 10), (12, 10))
+
+
+def test_what_could_be_read_changes_neither_fingerprint_nor_statistics_by_memory():
+    broken = pictures(6, broken=frozenset({4}))
+    memory, streamed = (load_images(broken, in_chans=None, max_unreadable=0.2, memory_limit=n) for n in (None, 0))
+    assert memory.in_memory and not streamed.in_memory
+    assert memory.fingerprint() == streamed.fingerprint() == load_images(pictures(6), in_chans=None).fingerprint()
+    assert memory.statistics() == streamed.statistics()
+
+
+def test_a_header_that_cannot_be_read_counts_once_by_the_message_of_loading():
+    class Headless(Pictures):
+        def probe(self, index: int):
+            if index in (1, 2):
+                raise UnreadableImage(f"{index} has no header")
+            return super().probe(index)
+
+    source = Headless(pictures(6).arrays, broken=frozenset({1}))
+    for limit in (None, 0):
+        images = load_images(source, in_chans=None, max_unreadable=0.2, memory_limit=limit)
+        assert images.unreadable == ["picture-1 is broken for this test"]
+        assert images.readable.tolist() == [0, 2, 3, 4, 5]
+
+
+def test_the_memory_limit_is_looked_at_every_64_images(monkeypatch):
+    monkeypatch.setattr("mae.data.images._SURVEYED", 1)
+    monkeypatch.setattr("mae.data.images.permutation", lambda *_: torch.arange(600))
+    source, loaded = Pictures([noise(2, 2), *[noise(50, 50)] * 599]), []
+    monkeypatch.setattr(source, "load", lambda index: loaded.append(index) or source.arrays[index])
+    assert not load_images(source, in_chans=None, memory_limit=50_000).in_memory
+    assert len(loaded) == 64
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -89,7 +124,7 @@ def test_too_many_unreadable_files_are_an_error(tree, limit):
 
 def test_a_share_is_allowed_up_to_itself():
     source = pictures(10, broken=frozenset({4}))
-    assert len(load_images(source, in_chans=None, max_unreadable=0.1)) == 9
+    assert len(load_images(source, in_chans=None, max_unreadable=0.1).readable) == 9
     with pytest.raises(MAEError, match="1 of 10"):
         load_images(source, in_chans=None, max_unreadable=0.09)
 
@@ -126,10 +161,24 @@ def test_statistics_of_large_values_do_not_cancel():
     assert std == pytest.approx(np.std(np.stack(arrays), dtype=np.float64), rel=1e-9)
 
 
-def test_statistics_sample_is_chosen_by_the_seed():
+def test_statistics_take_a_fixed_sample():
     images = load_images(pictures(40), in_chans=None)
-    assert images.statistics(limit=5) == images.statistics(limit=5)
-    assert images.statistics(limit=5) != images.statistics(seed=1, limit=5)
+    assert images.statistics(limit=5) == images.statistics(limit=5) != images.statistics(limit=6)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4"])
+def test_moments_need_little_memory_beside_the_image(dtype):
+    pixels = noise(3000, 1000).astype(dtype)
+    image = torch.from_numpy(pixels).permute(2, 0, 1)
+    tracemalloc.start()
+    number, mean, squares = moments_of(image)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    unit = 255 if dtype == "u1" else 1
+    values = pixels.reshape(-1, 3).astype(np.float64) / unit
+    assert number == 3_000_000 and mean == pytest.approx(values.mean(axis=0), rel=1e-12)
+    assert squares / number == pytest.approx(values.var(axis=0), rel=1e-10)
 
 
 def test_statistics_skip_unreadable_files():

@@ -157,6 +157,21 @@ def test_list_file(tree):
         open_source(str(listing), data_root=root)
 
 
+def test_list_file_with_a_byte_order_mark(tree):
+    root = tree({"a.png": png(), "list.txt": b"\xef\xbb\xbfa.png\r\n"})
+    assert names_of(open_source(str(root / "list.txt"), data_root=root)) == ["a.png"]
+
+
+def test_zip_with_an_impossible_size_is_an_error(tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as writer:
+        entry = zipfile.ZipInfo("a.png")
+        writer.writestr(entry, png())
+        entry.file_size = 2**64 - 1
+    with pytest.raises(UsageError, match="x.zip is not a whole zip archive: a.png has an impossible size"):
+        open_source(str(path), data_root=tmp_path)
+
+
 def test_usage_errors_say_what_was_found(tree):
     root = tree({"notes/a.txt": b"x", "notes/b.txt": b"x", "notes/c": b"x"})
     with pytest.raises(UsageError, match=r"notes holds no images: looked for .*\.png.*; found 2 .txt, 1 without ext"):

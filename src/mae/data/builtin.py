@@ -21,8 +21,8 @@ from mae.errors import MAEError
 TRAINING_SIDE = 200
 """Side in pixels of the squares that are trained on: large enough to show things, not only their texture."""
 
-LABELLED_SIDE = 160
-"""Side of the squares that are told apart: the test parts hold none larger."""
+LABELLED_SIDE = 152
+"""Side of the squares that are told apart: the smallest test part is 154 pixels wide."""
 
 _TRAINING_SHARE = 0.6
 _TRAINING_GRID = (16, 16)
@@ -62,6 +62,20 @@ class TileSource:
     side: int
     grid: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        """Refuses photographs that hold no square.
+
+        Raises:
+            MAEError: one is smaller than `side`.
+        """
+        for name, photo in zip(self.photo_names, self.photos, strict=True):
+            height, width = photo.shape[:2]
+            if min(height, width) < self.side:
+                raise MAEError(
+                    f"{self.name}: the part of {name} is {width} x {height} pixels; expected at least "
+                    f"{self.side} x {self.side}"
+                )
+
     def __len__(self) -> int:
         return len(self.photos) * self.grid[0] * self.grid[1]
 
@@ -96,7 +110,7 @@ def photo_tiles() -> TileSource:
     """The squares to pre-train on, from the training parts of the photographs.
 
     Raises:
-        MAEError: a photograph is missing from its package.
+        MAEError: a photograph is missing from its package, or too small.
     """
     train, _ = _photo_parts()
     return _tiles("builtin:photos", "first three fifths", train, side=TRAINING_SIDE, grid=_TRAINING_GRID)
@@ -106,7 +120,7 @@ def labelled_photo_tiles() -> tuple[TileSource, TileSource]:
     """Squares of one size from the training and from the test parts of the photographs.
 
     Raises:
-        MAEError: a photograph is missing from its package.
+        MAEError: a photograph is missing from its package, or too small.
     """
     train, test = _photo_parts()
     return (

@@ -151,7 +151,8 @@ def open_list(path: Path, *, name: str) -> FileSource:
         UsageError: no paths, or one that does not exist.
     """
     root, names, sizes = path.parent, [], []
-    for number, line in enumerate(path.read_text("utf-8", "surrogateescape").splitlines(), start=1):
+    # Windows editors begin UTF-8 files with a byte order mark, which "utf-8-sig" takes away.
+    for number, line in enumerate(path.read_text("utf-8-sig", "surrogateescape").splitlines(), start=1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue
@@ -186,6 +187,9 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     if any(member.flag_bits & 1 for member in images):
         raise UsageError(f"{name} is encrypted; expected a zip without a password")
     table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images]
+    for member, row in zip(images, table, strict=True):
+        if max(row) > np.iinfo(np.int64).max:
+            raise UsageError(f"{name} is not a whole zip archive: {member.filename} has an impossible size or place")
     return ZipSource(
         name=name,
         note=f"zip, {_count(len(images))}",

@@ -16,18 +16,23 @@ from torch import Tensor
 from mae.data.base import Source
 from mae.data.decoding import conform
 from mae.data.limits import ImageInfo, UnreadableImage
+from mae.data.moments import Moments, join, moments_of, no_moments
 from mae.errors import MAEError
 from mae.randomness import permutation
 
 _SURVEYED = 256
-_CHUNK = 512
+_CHUNK = 64
+_STATISTICS_SEED = 0
 _SHOWN = 5
 _SIZE_RANK = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Decoded:
-    """Images `[h, w, C]` of any sizes one after another in one array, which forked processes share."""
+    """Images `[h, w, C]` of any sizes one after another in one array, which forked processes share.
+
+    An image that could not be read has the shape (0, 0, 0).
+    """
 
     pixels: np.ndarray
     offsets: np.ndarray
@@ -42,11 +47,14 @@ class _Decoded:
 class ImageSet:
     """Images by number, of one number of channels and one type; made by `load_images`.
 
+    Every item of the source has its number here, whether it can be read or not, so that what a run trains on does
+    not depend on how much of the set fits in memory.
+
     Attributes:
         name: the source's name.
         channels: C of every image.
         dtype: the type the files hold; images are given as uint8, or as float32 for the other two.
-        kept: the source's number of each image here; unreadable files found at the start are left out.
+        readable: the numbers of the images that are not known to be broken since the set was opened.
     """
 
     def __init__(
@@ -56,21 +64,22 @@ class ImageSet:
         channels: int,
         dtype: np.dtype,
         decoded: _Decoded | None,
-        kept: np.ndarray,
+        broken: dict[int, str],
         sizes: np.ndarray,
         ledger: "_Ledger",
     ) -> None:
         self.name = source.name
         self.channels = channels
         self.dtype = dtype
-        self.kept: Int64[Tensor, " n"] = torch.from_numpy(kept)
+        self.readable: Int64[Tensor, " n"] = torch.from_numpy(_without(len(source), broken))
         self._source = source
         self._decoded = decoded
+        self._broken = broken
         self._sizes = sizes
         self._ledger = ledger
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self._source)
 
     @property
     def in_memory(self) -> bool:
@@ -88,14 +97,17 @@ class ImageSet:
         The uint8 tensor may be a view of shared memory: do not write to it.
 
         Raises:
-            UnreadableImage: the file cannot be used; never for images in memory.
+            UnreadableImage: the file cannot be used.
         """
         if self._decoded is not None:
+            if index in self._broken:
+                raise UnreadableImage(self._broken[index])
             pixels = self._decoded.image(index)
         else:
-            pixels = _load(self._source, int(self.kept[index]), self.channels, self.dtype)
+            pixels = _load(self._source, index, self.channels, self.dtype)
         if self.dtype == np.uint16:
-            pixels = pixels.astype(np.float32) / np.float32(65535)
+            pixels = pixels.astype(np.float32)
+            pixels /= np.float32(65535)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def report_unreadable(self, messages: Iterable[str]) -> None:
@@ -107,31 +119,24 @@ class ImageSet:
         self._ledger.add(messages)
         self._ledger.check()
 
-    def statistics(self, seed: int = 0, limit: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def statistics(self, limit: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel, over the whole pixels of up to `limit` images.
 
         In the units of a batch: integers scaled to [0, 1], float data as they are. A channel that is constant
         gets a deviation of 1, so that normalising it gives zeros.
 
         Args:
-            seed: chooses the images.
-            limit: how many to look at.
+            limit: how many to look at; unreadable ones are passed over.
 
         Raises:
             MAEError: every channel is constant, or no image could be read.
         """
-        count, mean, squares = 0, np.zeros(self.channels), np.zeros(self.channels)
-        chosen = permutation(seed, 0, len(self))[:limit].tolist()
+        chosen = permutation(_STATISTICS_SEED, 0, len(self))[:limit].tolist()
+        total = no_moments(self.channels)
         with ThreadPoolExecutor(_threads()) as pool:
-            for number, image_mean, image_squares in pool.map(self._moments, chosen):
-                if number == 0:
-                    continue
-                # Chan's rule: sums of squares about the mean are joined without cancellation.
-                total = count + number
-                shift = image_mean - mean
-                mean = mean + shift * (number / total)
-                squares = squares + image_squares + shift**2 * (count * number / total)
-                count = total
+            for moments in pool.map(self._moments, chosen):
+                total = join(total, moments)
+        count, mean, squares = total
         deviation = np.sqrt(squares / max(count, 1))
         # A constant channel's mean is off by a rounding error, and so is its deviation from zero.
         varies = deviation > 1e-12 * np.abs(mean)
@@ -148,19 +153,14 @@ class ImageSet:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the source's items and with what is made of them."""
-        made = f"{self._source.fingerprint()} {self.channels} {self.dtype} ".encode()
-        return hashlib.sha256(made + self.kept.numpy().tobytes()).hexdigest()[:16]
+        made = f"{self._source.fingerprint()} {self.channels} {self.dtype}"
+        return hashlib.sha256(made.encode()).hexdigest()[:16]
 
-    def _moments(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Number of pixels, mean, and sum of squared deviations of each channel; no pixels if unreadable."""
+    def _moments(self, index: int) -> Moments:
         try:
-            pixels = self.get(index)
+            return moments_of(self.get(index))
         except UnreadableImage:
-            return 0, np.zeros(self.channels), np.zeros(self.channels)
-        values = pixels.reshape(self.channels, -1).numpy().astype(np.float64)
-        values = values / 255 if pixels.dtype == torch.uint8 else values
-        mean = values.mean(axis=1)
-        return values.shape[1], mean, ((values - mean[:, None]) ** 2).sum(axis=1)
+            return no_moments(self.channels)
 
 
 class _Ledger:
@@ -210,19 +210,25 @@ def load_images(
     free = psutil.virtual_memory().available // 4
     limit = free if memory_limit is None else min(memory_limit, free)
     estimate = int(sizes.prod(axis=1).mean() * channels * dtype.itemsize * len(source))
-    memory = _decode_all(source, channels, dtype, ledger, limit) if estimate < limit else None
-    if memory is None:
-        ledger.add(survey.broken.values())
-        kept, decoded = np.delete(np.arange(len(source)), list(survey.broken)), None
+    broken: dict[int, str] = {}
+    decoded = _decode_all(source, channels, dtype, broken, ledger, limit) if estimate < limit else None
+    if decoded is None:
+        # By loading them, so that the message is the one a training step will meet, and counts once.
+        for index in survey.broken:
+            _attempt(source, index, channels, dtype, broken)
+        ledger.add(broken.values())
+        ledger.check()
     else:
-        kept, decoded = memory
-        sizes = decoded.shapes[:, :2]
-    ledger.check()
-    if len(kept) == 0:
+        sizes = decoded.shapes[_without(len(source), broken), :2]
+    if len(broken) == len(source):
         raise MAEError(f"{source.name}: none of {len(source):,} images could be read")
     return ImageSet(
-        source=source, channels=channels, dtype=dtype, decoded=decoded, kept=kept, sizes=sizes, ledger=ledger
+        source=source, channels=channels, dtype=dtype, decoded=decoded, broken=broken, sizes=sizes, ledger=ledger
     )
+
+
+def _without(length: int, broken: Iterable[int]) -> np.ndarray:
+    return np.delete(np.arange(length), list(broken))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,40 +265,39 @@ def _load(source: Source, index: int, channels: int, dtype: np.dtype) -> np.ndar
     return image if image.flags.writeable else image.copy()  # torch warns of arrays it may not write to
 
 
+def _attempt(source: Source, index: int, channels: int, dtype: np.dtype, broken: dict[int, str]) -> np.ndarray | None:
+    """The image; None, and a message in `broken`, if it cannot be used."""
+    try:
+        return _load(source, index, channels, dtype)
+    except UnreadableImage as error:
+        broken[index] = str(error)
+        return None
+
+
 def _decode_all(
-    source: Source, channels: int, dtype: np.dtype, ledger: _Ledger, limit: int
-) -> tuple[np.ndarray, _Decoded] | None:
-    """All readable images and their numbers; None if they turn out to need more than `limit` bytes."""
-
-    def attempt(index: int) -> np.ndarray | str:
-        try:
-            return _load(source, index, channels, dtype)
-        except UnreadableImage as error:
-            return str(error)
-
-    kept: list[int] = []
+    source: Source, channels: int, dtype: np.dtype, broken: dict[int, str], ledger: "_Ledger", limit: int
+) -> _Decoded | None:
+    """All images; None if they turn out to need more than `limit` bytes. What cannot be read goes into `broken`."""
+    nothing = np.empty((0, 0, 0), dtype)
     shapes: list[tuple[int, ...]] = []
     pieces: list[np.ndarray] = []
     num_bytes = 0
     with ThreadPoolExecutor(_threads()) as pool:
         for start in range(0, len(source), _CHUNK):
             numbers = range(start, min(start + _CHUNK, len(source)))
-            results = list(pool.map(attempt, numbers))
-            ledger.add(result for result in results if isinstance(result, str))
+            results = list(pool.map(lambda index: _attempt(source, index, channels, dtype, broken), numbers))
+            ledger.add(broken[number] for number in numbers if number in broken)
             ledger.check()
-            images = [result for result in results if not isinstance(result, str)]
-            kept += [number for number, result in zip(numbers, results, strict=True) if not isinstance(result, str)]
+            images = [nothing if result is None else result for result in results]
             shapes += [image.shape for image in images]
-            pieces.append(np.concatenate([image.ravel() for image in images]) if images else np.empty(0, dtype))
+            pieces.append(np.concatenate([image.ravel() for image in images]))
             num_bytes += pieces[-1].nbytes
             # Joining the pieces takes the same again for a moment, which a quarter of the free memory allows.
             if num_bytes > limit:
-                ledger.messages.clear()
                 return None
     sides = np.array(shapes, dtype=np.int64).reshape(-1, 3)
-    offsets = np.concatenate([[0], np.cumsum(sides.prod(axis=1))[:-1]]) if len(kept) else np.empty(0, np.int64)
-    decoded = _Decoded(pixels=np.concatenate(pieces), offsets=offsets, shapes=sides)
-    return np.array(kept, dtype=np.int64), decoded
+    offsets = np.concatenate([[0], np.cumsum(sides.prod(axis=1))[:-1]])
+    return _Decoded(pixels=np.concatenate(pieces), offsets=offsets, shapes=sides)
 
 
 def _threads() -> int:

@@ -5,14 +5,21 @@ epoch, crops are drawn from each sample's key, and nothing depends on the number
 of ranks or on where a run was interrupted. Images travel as uint8 and are normalised on the device.
 """
 
+import atexit
 import itertools
+import math
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 from jaxtyping import Float32, Int64, UInt8
@@ -30,6 +37,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's red, green and blue, for values in [0, 1]."""
 
 _TIMEOUT_SECONDS = 120
+_KILL_SECONDS = 5
+_WATCH_SECONDS = 1
+_PIECE = 64
+"""Samples a worker loads at a time: a piece arrives within the timeout, and only some are ever on their way."""
+
 _REPLACEMENTS = 16
 _WORKER_FAILURES = ("DataLoader worker (pid", "DataLoader timed out")
 _Fetched = tuple[Tensor | None, Tensor, Tensor, list[str]]
@@ -68,7 +80,7 @@ class TrainingLoader:
         img_size: tuple[int, int],
         seed: int,
         workers: int,
-        augment: bool,
+        pin_memory: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -81,7 +93,7 @@ class TrainingLoader:
             img_size: height and width of the crops in pixels.
             seed: the run's seed.
             workers: processes that load; 0 loads in this one.
-            augment: random crops and flips if true, central crops if not.
+            pin_memory: put the images into page-locked memory, which a CUDA device copies from meanwhile.
             rank: this process's number.
             world: number of processes that train together.
 
@@ -97,10 +109,11 @@ class TrainingLoader:
                 f"--batch-size {batch_size} cannot be divided into {accumulate} micro-batches on {world} processes; "
                 f"expected a multiple of {accumulate * world}"
             )
-        self.steps_per_epoch = len(images) // batch_size
         self._images = images
         self._workers = workers
-        self._dataset = _Crops(images=images, img_size=img_size, augment=augment)
+        self._pin_memory = pin_memory
+        self._pieces = math.ceil(batch_size // (accumulate * world) / _PIECE)
+        self._dataset = _Crops(images=images, img_size=img_size)
         self._order = _Order(
             length=len(images), batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank, world=world
         )
@@ -111,20 +124,40 @@ class TrainingLoader:
         Raises:
             MAEError: more unreadable files than allowed, or a worker process that died or hung.
         """
-        batches = iter(self._loader(start_step))
+        others = set(multiprocessing.active_children())
+        pieces = iter(self._loader(start_step))
+        workers = set(multiprocessing.active_children()) - others
+        stop = partial(_kill, workers)
+        # An iterator that is never closed must not keep the process from ending either.
+        atexit.register(stop)
         try:
             while True:
                 with explained_worker_failure():
-                    fetched = next(batches)
-                self._images.report_unreadable(fetched[3])
-                if fetched[0] is None:
-                    tried = f"{_REPLACEMENTS + 1} images in a row cannot be used"
-                    raise MAEError(f"{self._images.name}: {tried}: {fetched[3][0]}")
-                images, keys, ids, unreadable = fetched
-                yield RawBatch(images=images, keys=keys, ids=ids, unreadable=tuple(unreadable))
+                    fetched = [next(pieces) for _ in range(self._pieces)]
+                yield self._joined(fetched)
         finally:
-            # Its workers end with the iterator, which nothing else holds.
-            del batches
+            # PyTorch would first wait for a hanging worker, and then ask it to end by a signal that it ignores.
+            stop()
+            atexit.unregister(stop)
+            del pieces
+
+    def _joined(self, pieces: list[_Fetched]) -> RawBatch:
+        unreadable = tuple(message for piece in pieces for message in piece[3])
+        self._images.report_unreadable(unreadable)
+        crops = [piece[0] for piece in pieces if piece[0] is not None]
+        if len(crops) < len(pieces):
+            missing = next(piece[3] for piece in pieces if piece[0] is None)
+            tried = f"{_REPLACEMENTS + 1} images in a row cannot be used"
+            raise MAEError(f"{self._images.name}: {tried}: {missing[0]}")
+        shape = sum(len(crop) for crop in crops), *crops[0].shape[1:]
+        # Pinned here and not by the DataLoader, since joining its pinned pieces would give ordinary memory again.
+        whole = torch.empty(shape, dtype=crops[0].dtype, pin_memory=self._pin_memory)
+        return RawBatch(
+            images=torch.cat(crops, out=whole),
+            keys=torch.cat([piece[1] for piece in pieces]),
+            ids=torch.cat([piece[2] for piece in pieces]),
+            unreadable=unreadable,
+        )
 
     def _loader(self, start_step: int) -> DataLoader[_Fetched]:
         # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
@@ -135,16 +168,47 @@ class TrainingLoader:
             sampler=_From(self._order, start_step),
             num_workers=self._workers,
             timeout=_TIMEOUT_SECONDS if self._workers else 0,
-            pin_memory=torch.cuda.is_available(),
+            # It draws a seed for its workers, which need none; the caller's generator must not move.
+            generator=torch.Generator(),
             multiprocessing_context=multiprocessing.get_context("fork") if forked else None,
-            worker_init_fn=_ignore_stop_signals,
+            collate_fn=_unchanged,
+            worker_init_fn=_prepare_worker,
         )
 
 
-def _ignore_stop_signals(worker: int) -> None:
+def _unchanged(piece: Any) -> Any:
+    """Keeps the DataLoader from turning tuples into lists."""
+    return piece
+
+
+def _kill(workers: Iterable[BaseProcess]) -> None:
+    """Ends worker processes at once, whatever they are doing; they hold nothing that is worth saving."""
+    # PyTorch's handler would raise an error for each worker that ends by a signal.
+    handled = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if handled else None
+    try:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join(_KILL_SECONDS)
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGCHLD, handler)
+
+
+def _prepare_worker(worker: int) -> None:
     """A terminal sends Ctrl-C to every process; the main one decides what it means, and still needs its images."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends a worker whose main process was killed; PyTorch looks for that between two pieces alone."""
+    parent = multiprocessing.parent_process()
+    while parent is not None and os.getppid() == parent.pid:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,20 +239,22 @@ class _Order:
 
 
 class _From(Sampler[tuple[list[int], list[int]]]):
-    """The order from a step on, in the form a DataLoader takes."""
+    """The order from a step on, each micro-batch in pieces, in the form a DataLoader takes."""
 
     def __init__(self, order: _Order, start_step: int) -> None:
         self._order, self._start_step = order, start_step
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
-        return self._order.from_step(self._start_step)
+        for ids, keys in self._order.from_step(self._start_step):
+            for start in range(0, len(ids), _PIECE):
+                yield ids[start : start + _PIECE], keys[start : start + _PIECE]
 
 
 class _Crops(Dataset[_Fetched]):
-    """Whole micro-batches of crops, by ids and keys."""
+    """Pieces of micro-batches of random crops, by ids and keys."""
 
-    def __init__(self, *, images: ImageSet, img_size: tuple[int, int], augment: bool) -> None:
-        self._images, self._img_size, self._augment = images, img_size, augment
+    def __init__(self, *, images: ImageSet, img_size: tuple[int, int]) -> None:
+        self._images, self._img_size = images, img_size
 
     def __getitem__(self, batch: tuple[list[int], list[int]]) -> _Fetched:
         """Crops (None if no replacement could be read), keys, ids, and what was wrong with unreadable files."""
@@ -202,18 +268,19 @@ class _Crops(Dataset[_Fetched]):
 
     def _readable(self, number: int, key: Tensor, unreadable: list[str]) -> Tensor | None:
         """The image, or where it cannot be read the first readable one of those its key names."""
-        drawn = uniform(key.reshape(1), _REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
-        others = (drawn * len(self._images)).long().tolist()
-        for candidate in [number, *others]:
+        for candidate in itertools.chain([number], self._replacements(key)):
             try:
                 return self._images.get(candidate)
             except UnreadableImage as error:
                 unreadable.append(str(error))
         return None
 
+    def _replacements(self, key: Tensor) -> Iterator[int]:
+        # A generator, so that nothing is drawn for an image that can be read.
+        drawn = uniform(key.reshape(1), _REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
+        yield from (drawn * len(self._images)).long().tolist()
+
     def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
-        if not self._augment:
-            return torch.stack([central_crop(image, self._img_size) for image in loaded])
         sizes = torch.tensor([image.shape[-2:] for image in loaded])
         boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1])
         pieces = [
@@ -259,14 +326,13 @@ def explained_worker_failure() -> Iterator[None]:
 def evaluation_batches(
     images: ImageSet, *, img_size: tuple[int, int], batch_size: int
 ) -> Iterator[UInt8[Tensor, "B C H W"] | Float32[Tensor, "B C H W"]]:
-    """Central crops of all images in order, not normalised; the last batch may be smaller.
+    """Central crops of the images numbered `images.readable`, in order, not normalised; the last batch may be smaller.
 
     Raises:
-        MAEError: an image that cannot be read, since leaving it out would shift the labels.
+        MAEError: another image that cannot be read, since leaving it out would shift the labels.
     """
-    for start in range(0, len(images), batch_size):
-        numbers = range(start, min(start + batch_size, len(images)))
-        yield torch.stack([central_crop(images.get(number), img_size) for number in numbers])
+    for numbers in images.readable.split(batch_size):
+        yield torch.stack([central_crop(images.get(number), img_size) for number in numbers.tolist()])
 
 
 def normalise(
@@ -283,9 +349,12 @@ def default_workers(device_type: str, in_memory: bool) -> int:
     """How many loading processes suit this machine.
 
     A GPU leaves the cores free to load. A model on the CPU wants them itself: on two cores training was fastest
-    without workers (459 images/s against 448 with one for images in memory, 293 against 279 for files).
+    without workers (459 images/s against 448 with one for images in memory, 293 against 279 for files). Where
+    processes are not forked (macOS, Windows), each worker would get a copy of all images in memory.
     """
     cores = os.cpu_count() or 1
+    if in_memory and sys.platform != "linux":
+        return 0
     if device_type == "cuda":
         return max(min(cores - 2, 4 if in_memory else 16), 1)
     return 0 if in_memory else min(cores // 4, 4)

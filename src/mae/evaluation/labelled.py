@@ -49,7 +49,7 @@ def knn_on(model: MaskedAutoencoder, labelled: LabelledData, *, k: int = 20) -> 
 def _readable(part: LabelledSplit, config: ModelConfig) -> tuple[ImageSet, Tensor]:
     """The images of a split that can be read, and their labels."""
     images = load_images(part.source, in_chans=config.in_chans)
-    return images, part.labels[images.kept]
+    return images, part.labels[images.readable]
 
 
 def _batches(images: ImageSet, config: ModelConfig) -> Iterator[Tensor]:

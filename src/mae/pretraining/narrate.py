@@ -53,7 +53,7 @@ def _describe_images(prepared: Prepared) -> str:
     sizes = " to ".join(dict.fromkeys("x".join(map(str, size)) for size in images.size_range()))
     lines = [f"{len(images):,} of {sizes} pixels, {images.channels} channel(s); {prepared.note}"]
     if images.unreadable:
-        lines.append(f"{len(images.unreadable)} unreadable, left out:")
+        lines.append(f"{len(images.unreadable)} unreadable; others are shown in their place:")
         lines += images.unreadable[:_SHOWN_UNREADABLE]
     return "\n".join(lines)
 
