@@ -34,6 +34,7 @@ def demo(out: Path | None = None, steps: int | None = None) -> int:
         return stopped(console, result)
     model = result.load_model().to(choose_device("auto"))
     report = knn_on(model, open_labelled(config.source, data_root=config.data_root))
-    show_knn(console, report, f"{config.source} (which photograph is it? test parts were never seen)")
+    console.print("\nWhich photograph is a square cut from? The squares that are judged were never trained on.")
+    show_knn(console, report, config.source)
     console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
     return 0

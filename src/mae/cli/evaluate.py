@@ -59,7 +59,7 @@ def show_knn(console: "Console", report: "KnnReport", data: str) -> None:
 
     show_table(
         console,
-        f"k-NN on {data}: k = {report.k}, {report.n_train:,} images vote on {report.n_test:,}",
+        f"k-NN on {data}: the {report.k} nearest of {report.n_train:,} images vote on each of {report.n_test:,}",
         [
             ("this model", f"{report.accuracy:.1%}"),
             ("random weights", f"{report.random_weights:.1%}"),

@@ -17,7 +17,8 @@ NO_YARDSTICK = 1e-9
 
 def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Two columns, a name and what it is. File names in it are shown as text, whatever they hold."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
