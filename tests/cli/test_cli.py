@@ -49,7 +49,7 @@ def test_a_recipe_gives_the_defaults_and_flags_go_over_it():
     assert (config.batch_size, config.epochs, config.recipe) == (4096, 5, "imagenet_base")
     config, _, _ = parse(["imagenet", "--recipe=imagenet_base", "--steps", "5"])
     assert (config.steps, config.epochs) == (5, None)
-    assert given == {"recipe", "source", "epochs"}
+    assert given == {"recipe", "epochs"}  # the source is the one the recipe names
 
 
 def test_both_rates_are_refused():

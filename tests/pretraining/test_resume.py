@@ -142,4 +142,4 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in first:
-        torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-4)
