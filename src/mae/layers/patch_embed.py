@@ -89,7 +89,7 @@ class PatchEmbed(nn.Module):
         """The token grid of these images.
 
         Raises:
-            ValueError: wrong number of channels, or sides that are not multiples of the patch.
+            UsageError: wrong number of channels, or sides that are not multiples of the patch.
         """
         if images.ndim != 4 or images.shape[1] != self.in_chans:
             raise UsageError(

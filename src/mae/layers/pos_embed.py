@@ -71,7 +71,7 @@ class LearnedPosEmbed(nn.Module):
         """The positions of the grid's tokens in raster order.
 
         Raises:
-            ValueError: another grid than the one it was built for.
+            UsageError: another grid than the one it was built for.
         """
         if grid != self.built_for:
             raise UsageError(

@@ -32,7 +32,7 @@ class RandomMasking:
         """How many tokens stay visible.
 
         Raises:
-            ValueError: the ratio would leave no visible or no hidden token on this grid.
+            UsageError: the ratio would leave no visible or no hidden token on this grid.
         """
         num_tokens = prod(grid)
         # The product of floats may fall a hair below the whole number it stands for: 10 * (1 - 0.9) < 1.
@@ -49,7 +49,7 @@ class RandomMasking:
         """The mask of each sample, a pure function of its key; every hidden token is predicted.
 
         Raises:
-            ValueError: the ratio would leave no visible or no hidden token on this grid.
+            UsageError: the ratio would leave no visible or no hidden token on this grid.
         """
         num_visible = self.num_visible(grid)
         order = uniform(keys, prod(grid), Stream.MASK).argsort(dim=1, stable=True)  # [B, N]

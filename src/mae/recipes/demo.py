@@ -6,7 +6,9 @@ from mae.config import PretrainConfig
 def demo() -> PretrainConfig:
     """A small model on the photographs that come with installed libraries.
 
-    Command: `mae demo`. Cost: to be measured.
+    Command: `mae demo`. Cost: 3 min 40 s in all on two cores of an AMD EPYC.
+    Result there, seed 0: loss 0.372, 46 % below the mean predictor; k-NN 72.1 % beside 62.0 % for random weights,
+    27.3 % for raw pixels and 12.5 % for chance. Other seeds have not been measured.
     """
     return PretrainConfig(
         source="builtin:photos",
