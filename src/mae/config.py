@@ -5,7 +5,6 @@ Fields that are None are chosen to suit the source and the machine when the run 
 command line reads this to print its help.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -204,13 +203,7 @@ class PretrainConfig:
         Raises:
             UsageError: no such file, not JSON, or values that `from_json` refuses.
         """
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path} is not a configuration that can be read: {error}") from error
-        if not isinstance(values, dict):
-            raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object of options")
-        return cls.from_json(values)
+        return cls.from_json(records.read_json(path))
 
 
 def _flag(name: str) -> str:

@@ -1,9 +1,10 @@
-"""Frozen dataclasses to and from JSON, every value checked."""
+"""Frozen dataclasses to and from JSON, every value checked; files that are whole or absent."""
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mae.errors import UsageError
@@ -38,6 +39,33 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         if first["type"] == "value_error":  # the dataclass's own words
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
         raise UsageError(f"{what} {first['loc'][0]} is {first['input']!r}: {first['msg'].lower()}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
+    return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object to a JSON file, whole or not at all."""
+    write_whole(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all: aside, then renamed."""
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def check_known(given: Collection[str], known: Collection[str], *, what: str) -> None:

@@ -11,12 +11,13 @@ from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.parts import num_workers
 from mae.pretraining.settle import Prepared
+from mae.records import write_json
 from mae.report.console import NO_YARDSTICK, against, duration, show_table
 from mae.report.curves import draw_curve
 from mae.training.checkpoint import find_checkpoint
 from mae.training.engine import Trainer
 from mae.training.log import read_rows
-from mae.training.run_folder import RunFolder, write_json
+from mae.training.run_folder import RunFolder
 
 _SHOWN_UNREADABLE = 5
 

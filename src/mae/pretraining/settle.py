@@ -15,9 +15,10 @@ from mae.data.sources import KNOWN, open_source
 from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
+from mae.records import read_json
 from mae.training.device import choose_precision
 from mae.training.distributed import World
-from mae.training.run_folder import RunFolder, new_run_folder, read_json
+from mae.training.run_folder import RunFolder, new_run_folder
 
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from mae.records import write_whole
+
 LogRow = Mapping[str, Any]
 
 
@@ -29,9 +31,7 @@ class JsonLines:
 
     def __init__(self, path: Path, *, start_step: int) -> None:
         kept = [row for row in read_rows(path) if row["step"] <= start_step]
-        aside = path.with_name(f".{path.name}.writing")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        aside.replace(path)
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a")
 
     def log(self, row: LogRow) -> None:

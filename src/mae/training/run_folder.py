@@ -1,14 +1,13 @@
 """What stands where in the folder of a run."""
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mae.errors import UsageError
-from mae.training.checkpoint import find_checkpoint
+from mae.records import write_json
+from mae.training.checkpoint import MODEL, find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -110,34 +109,12 @@ def find_weights(path: Path) -> Path:
     """
     if path.is_file():
         return path
-    if (path / "model.safetensors").is_file():
-        return path / "model.safetensors"
+    if (path / MODEL).is_file():
+        return path / MODEL
     run = RunFolder(path)
     newest = find_checkpoint(run.checkpoints)
     if newest is not None:
-        return newest / "model.safetensors"
+        return newest / MODEL
     without = "a run without a checkpoint yet" if run.holds_run else "a folder without a model"
     what = without if path.is_dir() else "not there"
     raise UsageError(f"{path} is {what}; expected a run folder, one of its checkpoints or a .safetensors file")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run.
-
-    Raises:
-        UsageError: it cannot be read, or holds something else.
-    """
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
-    return values
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps(values, indent=2) + "\n")
-    os.replace(aside, path)
