@@ -1,5 +1,10 @@
 """Lower precision and the compiler must not change what is computed."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import images_for, tiny_config, tiny_model
@@ -34,14 +39,27 @@ def test_a_model_cast_to_float64_follows() -> None:
     assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
 
 
+COMPILED = """
+import torch
+from tiny import images_for, tiny_model
+from torch.testing import assert_close
+
+plain, other = tiny_model(depth=1, decoder_depth=1), tiny_model(depth=1, decoder_depth=1)
+images = images_for(plain)
+plan = plain.plan(images)
+expected, got = plain(images, plan=plan).loss, torch.compile(other, fullgraph=True)(images, plan=plan).loss
+assert_close(got, expected, rtol=1e-5, atol=1e-5)
+expected.backward()
+got.backward()
+for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
+    assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)
+"""
+
+
 @pytest.mark.slow
-def test_the_compiled_model_gives_the_same_loss_and_gradients() -> None:
-    plain, other = tiny_model(depth=1, decoder_depth=1), tiny_model(depth=1, decoder_depth=1)
-    images = images_for(plain)
-    plan = plain.plan(images)
-    expected, got = plain(images, plan=plan).loss, torch.compile(other)(images, plan=plan).loss
-    assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    expected.backward()
-    got.backward()
-    for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
-        assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)
+def test_the_compiled_model_is_one_graph_of_the_same_loss_and_gradients() -> None:
+    """In a process of its own: the compiler would trace the tests' shape checks, which draw random numbers."""
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("torch.compile needs a C compiler on a CPU, and there is none")
+    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Recorder, make_trainer
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from toy import Recorder, adamw, make_trainer
 
 from mae.errors import MAEError
 from mae.training.checkpoint import find_checkpoint
 from mae.training.engine import PeriodicTask
+from mae.training.lars import LARS
+from mae.training.log import JsonLines, read_rows
 from mae.training.schedule import WarmupCosine
 
 
@@ -17,6 +21,15 @@ def interrupt(step: int) -> None:
     """What Ctrl-C does, once training is under way."""
     if step:
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def lars(module: nn.Module) -> Optimizer:
+    return LARS(module.named_parameters(), weight_decay=0.1, trust=0.1)
+
+
+def scaled(module: nn.Module) -> Optimizer:
+    named = list(module.named_parameters())
+    return AdamW([{"params": named[:1], "lr_scale": 0.25}, {"params": named[1:]}], lr=0.0, fused=True)
 
 
 def weights(trainer):
@@ -44,6 +57,15 @@ def test_rate_follows_the_schedule_of_samples(tmp_path: Path):
     assert recorder.rows[0]["lr"] == 0
 
 
+def test_each_group_has_its_share_of_the_rate(tmp_path: Path):
+    trainer, rates = make_trainer(tmp_path, optimizer=scaled), []
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda: (rates.append([group["lr"] for group in trainer.optimizer.param_groups]), step())
+    trainer.run()
+    full = [trainer.settings.schedule(8 * step) for step in range(12)]
+    assert rates == [[rate * 0.25, rate] for rate in full]
+
+
 def test_a_row_holds_the_mean_of_the_steps_it_stands_for(tmp_path: Path):
     each, some = Recorder(), Recorder()
     make_trainer(tmp_path / "each").run(observers=[each])
@@ -62,15 +84,16 @@ def test_accumulation_keeps_the_batch(tmp_path: Path):
     torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", [adamw, lars, scaled])
 @pytest.mark.parametrize("stopped_at", [4, 8])
-def test_resume_gives_the_same_weights_bit_for_bit(tmp_path: Path, stopped_at: int):
-    through = make_trainer(tmp_path / "through")
+def test_resume_gives_the_same_weights_bit_for_bit(tmp_path: Path, stopped_at: int, optimizer):
+    through = make_trainer(tmp_path / "through", optimizer=optimizer)
     through.run()
-    first = make_trainer(tmp_path / "cut")
+    first = make_trainer(tmp_path / "cut", optimizer=optimizer)
     first.run(tasks=[PeriodicTask(every=stopped_at + 1, run=interrupt)])
     newest = find_checkpoint(tmp_path / "cut")
     assert newest is not None and newest.name == f"step-{first.step:08d}" and first.step < 12
-    second = make_trainer(tmp_path / "cut")
+    second = make_trainer(tmp_path / "cut", optimizer=optimizer)
     with torch.no_grad():
         second.module.linear.weight.add_(1)  # what the checkpoint must overwrite
     second.resume(newest)
@@ -78,12 +101,14 @@ def test_resume_gives_the_same_weights_bit_for_bit(tmp_path: Path, stopped_at: i
     assert torch.equal(weights(second), weights(through))
 
 
-def test_resume_restores_the_averages_too(tmp_path: Path):
-    """Weights alone are not enough: AdamW's averages carry the past."""
-    through, cut = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", save_every=4)
+@pytest.mark.parametrize("optimizer", [adamw, lars])
+def test_resume_restores_the_averages_too(tmp_path: Path, optimizer):
+    """Weights alone are not enough: the averages carry the past."""
+    through = make_trainer(tmp_path / "a", optimizer=optimizer)
+    cut = make_trainer(tmp_path / "b", save_every=4, optimizer=optimizer)
     through.run()
     cut.run()
-    forgetful = make_trainer(tmp_path / "b")
+    forgetful = make_trainer(tmp_path / "b", optimizer=optimizer)
     forgetful.resume(tmp_path / "b" / "step-00000008")
     forgetful.optimizer.state.clear()
     forgetful.run()
@@ -108,11 +133,17 @@ def test_a_second_signal_acts_at_once(tmp_path: Path):
 
     def twice(step: int) -> None:
         if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            # each is handled before the next is sent: two that wait together count as one
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(tasks=[PeriodicTask(every=3, run=twice)])
+    # A process started in the background is told to ignore Ctrl-C, and then so would the second one be.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(tasks=[PeriodicTask(every=3, run=twice)])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_broken_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path):
@@ -181,3 +212,45 @@ def test_no_row_is_lost_or_changed_by_a_cut_between_rows(tmp_path: Path, stopped
     trainer.run(observers=[second])
     rows = [row for row in first.rows if row["step"] <= stopped_at] + second.rows
     assert [(row["step"], row["loss"]) for row in rows] == [(row["step"], row["loss"]) for row in through.rows]
+
+
+def test_numbers_of_a_task_are_a_row_of_their_own(tmp_path: Path):
+    recorder = Recorder()
+    tasks = [
+        PeriodicTask(every=5, run=lambda step: {"knn": step / 10}),
+        PeriodicTask(every=5, run=lambda step: None),
+    ]
+    make_trainer(tmp_path).run(observers=[recorder], tasks=tasks)
+    found = [row for row in recorder.rows if "evaluation" in row]
+    assert found == [{"step": s, "samples": 8 * s, "evaluation": {"knn": s / 10}} for s in (0, 5, 10, 12)]
+    assert [row["step"] for row in recorder.rows if "loss" in row] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("stopped_at", [4, 8])
+def test_rows_of_evaluations_come_once_each_through_a_cut(tmp_path: Path, stopped_at: int):
+    def train(name: str, *, resume: Path | None = None, cut: bool = False) -> None:
+        trainer = make_trainer(tmp_path / name, log_every=3)
+        if resume is not None:
+            trainer.resume(resume)
+        tasks = [PeriodicTask(every=4, run=lambda step: {"knn": step / 10})]
+        if cut:
+            tasks.append(PeriodicTask(every=stopped_at, run=interrupt))
+        lines = JsonLines(tmp_path / f"{name}.jsonl", start_step=trainer.step)
+        trainer.run(observers=[lines], tasks=tasks)
+        lines.close()
+
+    train("through")
+    train("cut", cut=True)  # it notices one step after
+    train("cut", resume=tmp_path / "cut" / f"step-{stopped_at:08d}")
+    through, resumed = (
+        [(row["step"], row.get("loss"), row.get("evaluation")) for row in read_rows(tmp_path / f"{name}.jsonl")]
+        for name in ("through", "cut")
+    )
+    assert resumed == through
+
+
+def test_speed_leaves_out_what_is_done_before_the_first_step(tmp_path: Path):
+    recorder = Recorder()
+    task = PeriodicTask(every=100, run=lambda step: time.sleep(0.5))
+    make_trainer(tmp_path).run(observers=[recorder], tasks=[task])
+    assert recorder.rows[0]["images_per_second"] > 8 / 0.4

@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ from torch import nn
 
 from mae.errors import UsageError
 from mae.training.device import choose_device, choose_precision
-from mae.training.log import JsonLines, TensorBoard, read_rows
-from mae.training.optimizer import make_optimizer, parameter_groups
+from mae.training.log import JsonLines, TensorBoard, loss_rows, read_rows
+from mae.training.optimizer import layered_groups, make_optimizer, parameter_groups
 from mae.training.run_folder import RunFolder, find_weights, new_run_folder
 from mae.training.schedule import WarmupCosine
 
@@ -57,6 +58,26 @@ def test_optimizer_moves_only_decayed_parameters_without_gradient():
     assert torch.equal(module.frozen, before["frozen"])
 
 
+def test_layers_learn_with_their_share_of_the_rate():
+    module = nn.ModuleDict({f"block{k}": Odd() for k in range(4)})
+    groups = layered_groups(
+        module,
+        layer_of=lambda name: int(name[5]),
+        num_layers=3,
+        decay=0.5,
+        weight_decay=0.05,
+        undecayed={f"block{k}.cls_token" for k in range(4)},
+    )
+    found = {name: (group["lr_scale"], group["weight_decay"]) for group in groups for name, _ in group["params"]}
+    expected = {
+        f"block{k}.{name}": (0.5 ** (3 - k), 0.05 if name == "linear.weight" else 0.0)
+        for k in range(4)
+        for name in ("cls_token", "linear.weight", "linear.bias", "norm.weight", "norm.bias")
+    }
+    assert found == expected and len(groups) == 8
+    torch.optim.AdamW(groups)  # takes the groups as they are
+
+
 def test_json_lines_drop_rows_a_resumed_run_will_write_again(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     first = JsonLines(path, start_step=0)
@@ -68,6 +89,33 @@ def test_json_lines_drop_rows_a_resumed_run_will_write_again(tmp_path: Path):
     second.log({"step": 3, "again": True})
     second.close()
     assert read_rows(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+
+
+def test_rows_of_evaluations_are_kept_apart(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": 0, "samples": 0, "evaluation": {"knn": 0.1}}, {"step": 1, "samples": 8, "loss": 0.5}]
+    for start_step in (0, 0):  # the second run was cut before its first checkpoint: it evaluates anew
+        lines = JsonLines(path, start_step=start_step)
+        for row in rows:
+            lines.log(row)
+        lines.close()
+    assert read_rows(path) == rows
+    assert loss_rows(rows) == rows[1:]
+    JsonLines(path, start_step=1).close()
+    assert read_rows(path) == rows
+
+
+def test_tensorboard_replaces_the_evaluation_before_the_first_step(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for value in (0.25, 0.5):
+        board = TensorBoard(tmp_path, start_samples=0)
+        board.log({"step": 0, "samples": 0, "evaluation": {"knn": value}})
+        board.close()
+        time.sleep(1.1)  # the name of an event file counts seconds
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("evaluation/knn")] == [(0, 0.5)]
+    assert set(events.Tags()["scalars"]) == {"evaluation/knn"}
 
 
 def test_tensorboard_holds_the_numbers(tmp_path: Path):

@@ -1,12 +1,13 @@
 """A module, batches and settings small enough to train in a blink; the engine needs no more than this."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mae.training.distributed import World
 from mae.training.engine import Trainer, TrainingSettings
@@ -71,14 +72,25 @@ class Recorder:
         pass
 
 
-def make_trainer(folder: Path, *, broken_at: int | None = None, identity: str = "toy", **changes: Any) -> Trainer:
+def adamw(module: nn.Module) -> Optimizer:
+    return make_optimizer(module, weight_decay=0.1, betas=(0.9, 0.95))
+
+
+def make_trainer(
+    folder: Path,
+    *,
+    broken_at: int | None = None,
+    identity: str = "toy",
+    optimizer: Callable[[nn.Module], Optimizer] = adamw,
+    **changes: Any,
+) -> Trainer:
     """A trainer of a freshly seeded line."""
     settings = replace(SETTINGS, **changes)
     torch.manual_seed(0)
     module = Line()
     return Trainer(
         module=module,
-        optimizer=make_optimizer(module, weight_decay=0.1, betas=(0.9, 0.95)),
+        optimizer=optimizer(module),
         batches=lambda step: batches(step, accumulate=settings.accumulate, broken_at=broken_at),
         settings=settings,
         folder=folder,

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mae.layers.attention import Attention
+from mae.layers.drop_path import DropPath
 
 LAYER_NORM_EPS = 1e-6
 
@@ -34,24 +35,27 @@ class Block(nn.Module):
         dim: width of a token.
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLP over `dim`.
+        drop_path: probability that a sample skips attention or MLP while training, each drawn by itself.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float) -> None:
+    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.attn = Attention(dim=dim, num_heads=num_heads)
         self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
+        self.drop_path = DropPath(rate=drop_path)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Tokens in, tokens out."""
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float) -> nn.Sequential:
-    """`depth` blocks, one after the other."""
-    return nn.Sequential(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio) for _ in range(depth)))
+def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> nn.Sequential:
+    """`depth` blocks, one after the other; their drop path rises in a straight line from 0 to `drop_path`."""
+    rates = (drop_path * number / max(depth - 1, 1) for number in range(depth))
+    return nn.Sequential(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio, drop_path=rate) for rate in rates))
 
 
 def init_linears(module: nn.Module) -> None:

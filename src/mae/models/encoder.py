@@ -42,6 +42,8 @@ class MAEEncoder(nn.Module):
         mlp_ratio: hidden width of the MLPs over `embed_dim`.
         cls_token: whether a class token leads the sequence.
         pos_embed: `sincos2d` or `learned`.
+        drop_path: probability that a sample skips the last block's branches while training; it rises in a
+            straight line from 0 in the first block.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class MAEEncoder(nn.Module):
         mlp_ratio: float = 4.0,
         cls_token: bool = True,
         pos_embed: str = "sincos2d",
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.grid = patch_grid(*img_size, patch_size)
@@ -64,8 +67,10 @@ class MAEEncoder(nn.Module):
         self.patch_embed = PatchEmbed(patch_size=patch_size, in_chans=in_chans, embed_dim=embed_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if cls_token else None
         self.pos_embed = make_pos_embed(pos_embed, grid=self.grid, dim=embed_dim)
-        self.blocks = make_blocks(dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio)
-        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPS)
+        self.blocks = make_blocks(
+            dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio, drop_path=drop_path
+        )
+        self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPS)
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -90,7 +95,7 @@ class MAEEncoder(nn.Module):
         return self.norm(self.blocks(x))
 
     def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
-        """Features of whole images: nothing is masked, nothing is random.
+        """Features of whole images: nothing is masked, and nothing is random but drop path, in training mode.
 
         Raises:
             UsageError: images of a wrong shape, or of a size the positions cannot be made for.

@@ -20,14 +20,18 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.targets.pixels import PixelTarget
 
 
-def build_model(config: ModelConfig) -> MaskedAutoencoder:
-    """The masked autoencoder of a configuration, with fresh weights from PyTorch's global generator.
+def build_encoder(config: ModelConfig, *, drop_path: float = 0.0, pos_embed: str | None = None) -> MAEEncoder:
+    """The encoder of a configuration, with fresh weights from PyTorch's global generator.
+
+    Args:
+        config: the model the encoder belongs to.
+        drop_path: see `MAEEncoder`.
+        pos_embed: other positions than the configuration's; None: those.
 
     Raises:
         UsageError: values that do not fit each other.
     """
-    masking = RandomMasking(ratio=config.mask_ratio)
-    encoder = MAEEncoder(
+    return MAEEncoder(
         img_size=config.img_size,
         patch_size=config.patch_size,
         in_chans=config.in_chans,
@@ -36,8 +40,19 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
         num_heads=config.num_heads,
         mlp_ratio=config.mlp_ratio,
         cls_token=config.cls_token,
-        pos_embed=config.pos_embed,
+        pos_embed=config.pos_embed if pos_embed is None else pos_embed,
+        drop_path=drop_path,
     )
+
+
+def build_model(config: ModelConfig) -> MaskedAutoencoder:
+    """The masked autoencoder of a configuration, with fresh weights from PyTorch's global generator.
+
+    Raises:
+        UsageError: values that do not fit each other.
+    """
+    masking = RandomMasking(ratio=config.mask_ratio)
+    encoder = build_encoder(config)
     masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
     decoder = MAEDecoder(
         encoder_dim=encoder.embed_dim,

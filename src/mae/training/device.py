@@ -1,10 +1,12 @@
 """Where and in which precision to compute."""
 
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -43,3 +45,22 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+@contextmanager
+def explained_memory_failure(advice: str) -> Iterator[None]:
+    """Turns PyTorch's error for a device that is out of memory into one that says what to do.
+
+    Args:
+        advice: what that is.
+
+    Raises:
+        MAEError: the device ran out of memory.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # CUDA has a class of its own for it, the CPU and MPS only these words.
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
+        raise MAEError(f"the device ran out of memory: {str(error).splitlines()[0]}; {advice}") from error

@@ -61,11 +61,11 @@ class PeriodicTask:
 
     Attributes:
         every: steps between two calls.
-        run: is given the number of steps done.
+        run: is given the number of steps done; numbers it returns, by name, go to the observers as a row.
     """
 
     every: int
-    run: Callable[[int], None]
+    run: Callable[[int], Mapping[str, float] | None]
 
 
 class Trainer:
@@ -73,7 +73,8 @@ class Trainer:
 
     Args:
         module: the module, on its device.
-        optimizer: over the module's parameters; its rate is set before each step.
+        optimizer: over the module's parameters; before each step the rate of each group is set to the schedule's,
+            times the group's `lr_scale` if it has one.
         batches: what the module's forward is given.
         settings: how to train.
         folder: where checkpoints go.
@@ -153,7 +154,7 @@ class Trainer:
         began = time.monotonic() - self.seconds
         with StopSignals() as signals, closing(self.batches(self.step)) as batches:
             if self.step == 0:
-                self._run_tasks(tasks)
+                self._run_tasks(tasks, observers)
             while self.step < self.settings.total_steps:
                 self._train_step(batches)
                 self.seconds = time.monotonic() - began
@@ -163,11 +164,9 @@ class Trainer:
                 saving = save or stop or last
                 if self.step % self.settings.log_every == 0 or saving:
                     self._log(observers)  # before a save: a resumed run begins with an empty meter too
-                trained = time.monotonic()
-                self._run_tasks(tasks)  # before a save: a resumed run does not come back to this step
+                self._run_tasks(tasks, observers)  # before a save: a resumed run does not come back to this step
                 if saving:
                     self._save()
-                self._meter.left_out(time.monotonic() - trained)
                 if stop:
                     break
         return self.step == self.settings.total_steps
@@ -175,7 +174,7 @@ class Trainer:
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         rate = self.settings.schedule(self.samples)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         parts: list[dict[str, Tensor]] = []
         for part in range(self.settings.accumulate):
             waiting = time.perf_counter()
@@ -249,6 +248,7 @@ class Trainer:
         return time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
 
     def _save(self) -> None:
+        began = time.monotonic()
         if self.world.is_main and self._saved_step != self.step:
             state = {
                 "step": self.step,
@@ -268,10 +268,17 @@ class Trainer:
             )
             checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS)
         self._saved_step, self._saved_at = self.step, time.monotonic()
+        self._meter.left_out(self._saved_at - began)
 
-    def _run_tasks(self, tasks: Sequence[PeriodicTask]) -> None:
+    def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Observer]) -> None:
         if not self.world.is_main:
             return
+        began = time.monotonic()
         for task in tasks:
             if self.step % task.every == 0 or self.step == self.settings.total_steps:
-                task.run(self.step)
+                numbers = task.run(self.step)
+                if numbers is None:
+                    continue
+                for observer in observers:
+                    observer.log({"step": self.step, "samples": self.samples, "evaluation": dict(numbers)})
+        self._meter.left_out(time.monotonic() - began)

@@ -1,7 +1,7 @@
 """Where the numbers of a run go: JSON lines, and TensorBoard."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ class Observer(Protocol):
     """Is told the numbers of a run as it goes."""
 
     def log(self, row: LogRow) -> None:
-        """Take the numbers of the steps since the last row."""
+        """Take a row: the numbers of the steps since the last one, or those of an `evaluation`, without a loss."""
 
     def close(self) -> None:
         """The run is over, well or not."""
@@ -30,7 +30,8 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, start_step: int) -> None:
-        kept = [row for row in read_rows(path) if row["step"] <= start_step]
+        # A run that starts anew evaluates before its first step again.
+        kept = [row for row in read_rows(path) if row["step"] <= start_step] if start_step else []
         write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a")
 
@@ -55,6 +56,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def loss_rows(rows: Iterable[LogRow]) -> list[LogRow]:
+    """The rows that hold a loss; those of evaluations are left out."""
+    return [row for row in rows if "loss" in row]
+
+
 class TensorBoard:
     """Writes each number of a row as a scalar over samples seen.
 
@@ -66,7 +72,7 @@ class TensorBoard:
     def __init__(self, folder: Path, *, start_samples: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 
-        self._writer = SummaryWriter(str(folder), purge_step=start_samples + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=start_samples + 1 if start_samples else 0)
 
     def log(self, row: LogRow) -> None:
         """Write each number of a row."""

@@ -1,5 +1,6 @@
-"""AdamW with the paper's parameter groups."""
+"""AdamW, and the papers' parameter groups."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,41 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
         {"params": plain, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def layered_groups(
+    module: nn.Module,
+    *,
+    layer_of: Callable[[str], int],
+    num_layers: int,
+    decay: float,
+    weight_decay: float,
+    undecayed: Collection[str],
+) -> list[dict[str, Any]]:
+    """Trainable parameters by layer, by name, each group with the share of the rate it learns with (BEiT; MAE, A.1).
+
+    Vectors, biases and the `undecayed` have no weight decay.
+
+    Args:
+        module: whose parameters.
+        layer_of: from a parameter's name to its layer, 0 nearest the input.
+        num_layers: the layer that learns with the full rate, in a transformer its depth + 1.
+        decay: share of the rate from one layer to the one before: `lr_scale = decay ** (num_layers - layer)`.
+        weight_decay: of matrices.
+        undecayed: names of parameters of two dimensions or more without weight decay, such as positions.
+    """
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        layer, plain = layer_of(name), parameter.ndim <= 1 or name.endswith(".bias") or name in undecayed
+        fresh = {
+            "params": [],
+            "weight_decay": 0.0 if plain else weight_decay,
+            "lr_scale": decay ** (num_layers - layer),
+        }
+        groups.setdefault((layer, plain), fresh)["params"].append((name, parameter))
+    return list(groups.values())
 
 
 def make_optimizer(module: nn.Module, *, weight_decay: float, betas: tuple[float, float]) -> AdamW:

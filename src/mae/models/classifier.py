@@ -1,0 +1,187 @@
+"""An encoder with a head that names classes, for fine-tuning, and what of it trains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mae.errors import UsageError
+from mae.layers.lora import add_lora
+from mae.layers.pos_embed import sincos_2d
+from mae.layers.transformer import LAYER_NORM_EPS
+from mae.models.config import ModelConfig
+from mae.models.encoder import MAEEncoder
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.zoo import build_encoder
+
+_HEAD_STD = 2e-5
+_SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "cls_token")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassifierOutput:
+    """What a classifier says of a labelled batch.
+
+    Attributes:
+        loss: what to minimise.
+        terms: its named parts.
+        logits: unnormalised log-probabilities of the classes.
+    """
+
+    loss: Float[Tensor, ""]
+    terms: Mapping[str, Float[Tensor, ""]]
+    logits: Float[Tensor, "B K"]
+
+
+class ImageClassifier(nn.Module):
+    """The mean of the patch tokens, a layer norm, a linear head (He et al. 2021, A.1; official fine-tuning).
+
+    The encoder's own final norm is taken away: the new one stands behind the mean.
+
+    Args:
+        encoder: its final norm is replaced in place.
+        num_classes: classes to tell apart, at least 2.
+        label_smoothing: share of each target spread evenly over all classes, from 0 to 1.
+
+    Raises:
+        UsageError: fewer than two classes.
+    """
+
+    undecayed = frozenset({"encoder.cls_token", "encoder.pos_embed.table"})
+    """Names of the parameters of two dimensions or more that weight decay leaves alone."""
+
+    def __init__(self, *, encoder: MAEEncoder, num_classes: int, label_smoothing: float) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise UsageError(f"num_classes is {num_classes}; expected at least 2 classes to tell apart")
+        encoder.norm = nn.Identity()
+        self.encoder = encoder
+        self.num_classes = num_classes
+        self.label_smoothing = label_smoothing
+        self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=LAYER_NORM_EPS)
+        self.head = nn.Linear(encoder.embed_dim, num_classes)
+        nn.init.trunc_normal_(self.head.weight, std=_HEAD_STD)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def num_layers(self) -> int:
+        """The layer of the head: blocks plus one."""
+        return len(self.encoder.blocks) + 1
+
+    def layer_of(self, name: str) -> int:
+        """The layer of a parameter for layer-wise decay of the rate.
+
+        0 for patches, positions and class token, `k + 1` for block `k`, `num_layers` for norm and head.
+        """
+        if name.startswith("encoder.blocks."):
+            return int(name.split(".")[2]) + 1
+        return 0 if name.startswith("encoder.") else self.num_layers
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"], target: Float[Tensor, "B K"] | Int64[Tensor, " B"]
+    ) -> ClassifierOutput:
+        """Classify and judge by smoothed cross-entropy, in float32.
+
+        Args:
+            images: normalised images.
+            target: the class of each image, or a probability for each class.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        logits = self.logits(images)
+        with torch.autocast(images.device.type, enabled=False):
+            loss = cross_entropy(logits.float(), target, label_smoothing=self.label_smoothing)
+        return ClassifierOutput(loss=loss, terms={"cross_entropy": loss}, logits=logits)
+
+    def logits(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+        """Unnormalised log-probabilities of the classes.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        return self.head(self.fc_norm(self.encoder.encode(images).mean))
+
+
+def build_classifier(
+    config: ModelConfig,
+    *,
+    num_classes: int,
+    drop_path: float,
+    label_smoothing: float,
+    pretrained: MaskedAutoencoder | None,
+) -> ImageClassifier:
+    """A classifier whose positions train too, from a pre-trained encoder or from scratch.
+
+    The positions start as the pre-trained model's, or from the sine-cosine table. Unlike the official code the
+    class token has no position of its own: it would only be added to a token that trains already.
+
+    Args:
+        config: the encoder and the size of the images.
+        num_classes: see `ImageClassifier`.
+        drop_path: see `MAEEncoder`; 0 for none.
+        label_smoothing: see `ImageClassifier`.
+        pretrained: whose encoder's weights to copy; None: fresh ones from PyTorch's global generator.
+
+    Raises:
+        UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
+    """
+    encoder = build_encoder(config, drop_path=drop_path, pos_embed="learned")
+    classifier = ImageClassifier(encoder=encoder, num_classes=num_classes, label_smoothing=label_smoothing)
+    weights = encoder.state_dict()
+    if pretrained is None:
+        weights["pos_embed.table"] = sincos_2d(encoder.grid, encoder.embed_dim)
+    else:
+        _check_same(config, pretrained.config)
+        source = pretrained.encoder
+        weights |= {name: weight for name, weight in source.state_dict().items() if name in weights}
+        weights["pos_embed.table"] = source.pos_embed(encoder.grid)
+    encoder.load_state_dict(weights)
+    return classifier
+
+
+def _check_same(config: ModelConfig, pretrained: ModelConfig | None) -> None:
+    """Heads and patches of another shape would load without a word."""
+    if pretrained is None:
+        raise UsageError("the pre-trained model carries no configuration to compare with; build it with build_model")
+    for name in _SAME:
+        found, expected = getattr(pretrained, name), getattr(config, name)
+        if found != expected:
+            raise UsageError(f"the pre-trained encoder has {name} {found}, the classifier {expected}; make them equal")
+
+
+def train_last_blocks(classifier: ImageClassifier, k: int) -> None:
+    """Let the last `k` blocks, norm and head train and freeze the rest (He et al. 2021, "Partial fine-tuning").
+
+    Frozen blocks drop no paths: what they say of an image never changes.
+
+    Raises:
+        UsageError: `k` is negative or above the number of blocks.
+    """
+    blocks = classifier.encoder.blocks
+    if not 0 <= k <= len(blocks):
+        raise UsageError(f"asked to train the last {k} blocks; the encoder has {len(blocks)}: use 0 to {len(blocks)}")
+    classifier.requires_grad_(False)
+    frozen = len(blocks) - k
+    for block in blocks[:frozen]:
+        block.drop_path = nn.Identity()
+    for part in (blocks[frozen:], classifier.fc_norm, classifier.head):
+        part.requires_grad_(True)
+
+
+def train_biases(classifier: ImageClassifier) -> None:
+    """Let the biases, those of layer norms among them, and the head train; freeze the rest (Ben Zaken et al. 2021)."""
+    for name, parameter in classifier.named_parameters():
+        parameter.requires_grad_(name.endswith(".bias") or name.startswith("head."))
+
+
+def train_lora(classifier: ImageClassifier, rank: int) -> None:
+    """Let low-rank products in the attention train beside norm and head; freeze the rest (Hu et al. 2021).
+
+    Raises:
+        UsageError: see `add_lora`.
+    """
+    add_lora(classifier.encoder, rank=rank)
