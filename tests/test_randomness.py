@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from scipy.stats import kstest
 
-from mae.randomness import Stream, _mix, permutation, sample_keys, uniform
+from mae.randomness import Stream, _mix, drawing_from, normal, permutation, sample_keys, seeds, uniform
 
 MASK64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -112,3 +113,40 @@ def test_every_place_of_a_permutation_is_equally_likely() -> None:
     first = torch.stack([permutation(9, epoch, 10) for epoch in range(2000)])
     counts = torch.stack([(first == value).sum(dim=0) for value in range(10)]).float()
     assert (counts - 200).abs().max() < 6 * (2000 * 0.1 * 0.9) ** 0.5
+
+
+def test_streams_keep_their_numbers_so_that_old_runs_can_be_repeated() -> None:
+    names = ["ORDER", "CROP", "MASK", "REPLACEMENT", "AUGMENT", "ERASE", "ERASE_NOISE", "MIX", "FORWARD"]
+    assert [(stream.name, int(stream)) for stream in Stream] == [(name, number) for number, name in enumerate(names)]
+
+
+def test_normal_numbers_are_the_normal_quantiles_of_the_uniform_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = sample_keys(3, 1, torch.arange(500))
+    numbers = normal(keys, 200, Stream.ERASE_NOISE)
+    centred = uniform(keys, 200, Stream.ERASE_NOISE).double() + 2.0**-25
+    assert numbers.dtype == torch.float32
+    assert torch.allclose(numbers.double(), torch.special.ndtri(centred), rtol=1e-4, atol=1e-6)
+    assert kstest(numbers.flatten().numpy(), "norm").pvalue > 1e-3
+    extremes = torch.tensor([[0.0, 1 - 2.0**-24]])
+    monkeypatch.setattr("mae.randomness.uniform", lambda *_: extremes)
+    low, high = normal(keys[:1], 2, Stream.ERASE_NOISE)[0].tolist()
+    assert -6 < low < -5 and low == pytest.approx(-high)
+
+
+def test_seeds_are_distinct_and_not_negative() -> None:
+    keys = sample_keys(3, 1, torch.arange(5000))
+    found = [*seeds(keys, Stream.AUGMENT), *seeds(keys, Stream.MIX)]
+    assert len(set(found)) == 10_000 and 0 <= min(found) and 2**62 < max(found) < 2**63
+    assert found[7] == seeds(keys[7:8], Stream.AUGMENT)[0]
+    assert found[7] == mix((mix((int(keys[7]) + Stream.AUGMENT + 1) & MASK64) + GOLDEN) & MASK64) & (2**63 - 1)
+
+
+def test_drawing_from_a_seed_leaves_the_callers_generator_alone() -> None:
+    with drawing_from(5):
+        first = torch.rand(3)
+    torch.rand(1)
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), drawing_from(5):
+        assert torch.equal(torch.rand(3), first)
+        raise ZeroDivisionError
+    assert torch.equal(torch.get_rng_state(), before)

@@ -6,6 +6,8 @@ SplitMix64 (Steele, Lea & Flood 2014) used as a counter: the n-th number of a ke
 `key + n * golden`. All arithmetic is 64-bit and wraps.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import torch
@@ -20,6 +22,11 @@ class Stream(IntEnum):
     CROP = 1
     MASK = 2
     REPLACEMENT = 3
+    AUGMENT = 4
+    ERASE = 5
+    ERASE_NOISE = 6
+    MIX = 7
+    FORWARD = 8
 
 
 def _signed(constant: int) -> int:
@@ -60,6 +67,31 @@ def _bits(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Int64[Tensor
 def uniform(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Float[Tensor, "B count"]:
     """`count` numbers in `[0, 1)` for each key: float32 multiples of 2**-24, the same on every device."""
     return ((_bits(keys, count, stream) >> 40) & 0xFFFFFF).float() * 2.0**-24
+
+
+def normal(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Float[Tensor, "B count"]:
+    """`count` standard normal numbers for each key, float32 and finite; devices agree to rounding."""
+    # Half a step up from [0, 1), so that neither end, where the inverse is infinite, is ever met.
+    centred = 2 * uniform(keys, count, stream) - (1 - 2.0**-24)
+    return torch.erfinv(centred) * 2**0.5
+
+
+def seeds(keys: Int64[Tensor, " B"], stream: Stream) -> list[int]:
+    """A seed in `[0, 2**63)` for each key, for a library that draws from a generator of its own."""
+    seeded: list[int] = (_bits(keys, 1, stream).squeeze(1) & ((1 << 63) - 1)).tolist()
+    return seeded
+
+
+@contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """PyTorch's CPU generator starts at `seed` inside, and outside goes on as if nothing had been drawn.
+
+    Unlike `torch.manual_seed` it leaves the generators of other devices alone, which could not be put back without
+    waiting for the device. What is drawn inside is only as steady as the library that draws it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def permutation(seed: int, epoch: int, length: int) -> Int64[Tensor, " length"]:

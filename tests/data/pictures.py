@@ -55,3 +55,6 @@ class Pictures:
 
     def fingerprint(self) -> str:
         return "f" * 16
+
+    def version(self) -> str:
+        return "e" * 16

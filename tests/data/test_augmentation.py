@@ -1,22 +1,29 @@
 """Random crops against torchvision's distribution, and the crops' pixels."""
 
+import math
+import random
+
 import numpy as np
 import pytest
 import torch
 from pictures import noise
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
+from timm.data import create_transform
+from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import v2
 
-from mae.data.augmentation import central_crop, random_crop_boxes, resized_crop
-from mae.randomness import sample_keys
+from mae.data.augmentation import Augmentation, central_crop, rand_augment, random_crop_boxes, resized_crop
+from mae.errors import UsageError
+from mae.randomness import Stream, sample_keys, uniform
 
 DRAWS = 3000
+UNLIKE = ("Invert", "SolarizeAdd", "PosterizeIncreasing")  # of timm's; torchvision has the first two not, one weaker
 
 
 def boxes_for(height: int, width: int, count: int = DRAWS, **bounds) -> tuple[torch.Tensor, torch.Tensor]:
     keys = sample_keys(1, 0, torch.arange(count))
-    return random_crop_boxes(keys, torch.full((count,), height), torch.full((count,), width), **bounds)
+    return random_crop_boxes(keys, torch.full((count,), height), torch.full((count,), width), Augmentation(**bounds))
 
 
 def torchvision_boxes(height: int, width: int, **bounds) -> np.ndarray:
@@ -78,10 +85,10 @@ def test_flips_are_fair_and_independent_of_the_box():
 def test_a_box_depends_on_its_own_key_and_size_alone():
     keys = sample_keys(0, 0, torch.arange(6))
     heights, widths = torch.tensor([50, 60, 70, 80, 90, 100]), torch.tensor([90, 20, 70, 30, 50, 41])
-    together, flips = random_crop_boxes(keys, heights, widths)
+    together, flips = random_crop_boxes(keys, heights, widths, Augmentation())
     for number in range(6):
         one = slice(number, number + 1)
-        alone, flip = random_crop_boxes(keys[one], heights[one], widths[one])
+        alone, flip = random_crop_boxes(keys[one], heights[one], widths[one], Augmentation())
         assert torch.equal(alone[0], together[number]) and flip[0] == flips[number]
 
 
@@ -117,3 +124,73 @@ def test_central_crop_keeps_what_fits_and_allows_other_shapes():
     crop = central_crop(ramp, (50, 50))
     assert crop.mean().item() == pytest.approx(49.5, abs=1)
     assert crop.max().item() - crop.min().item() == pytest.approx(87.5, abs=3)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (375, 500), (500, 60), (1, 40)])
+def test_a_single_draw_is_limited_to_the_image(size):
+    """The official linear probe's crop, by a loop over its definition; tall and flat images meet the limits."""
+    keys = sample_keys(1, 0, torch.arange(400))
+    height, width = size
+    how = Augmentation(scale=(0.08, 1.0), draws=1)
+    boxes, flips = random_crop_boxes(keys, torch.full((400,), height), torch.full((400,), width), how)
+    limited = 0
+    for box, flip, numbers in zip(boxes.tolist(), flips.tolist(), uniform(keys, 5, Stream.CROP).tolist(), strict=True):
+        area = height * width * (0.08 + 0.92 * numbers[0])
+        aspect = math.exp(math.log(3 / 4) + numbers[1] * math.log(16 / 9))
+        tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        limited += tall > height or wide > width
+        tall, wide = min(max(tall, 1), height), min(max(wide, 1), width)
+        top, left = int(numbers[2] * (height - tall + 1)), int(numbers[3] * (width - wide + 1))
+        assert (box, flip) == ([top, left, tall, wide], numbers[4] < 0.5)
+    assert limited
+
+
+def test_impossible_augmentations_are_refused():
+    for scale in ((0.0, 1.0), (0.5, 0.2), (0.5, 1.5)):
+        with pytest.raises(UsageError, match="scale is .*0 < low <= high <= 1"):
+            Augmentation(scale=scale)
+    for ratio in ((0.0, 1.0), (2.0, 1.0)):
+        with pytest.raises(UsageError, match="ratio is .*0 < low <= high"):
+            Augmentation(ratio=ratio)
+    with pytest.raises(UsageError, match="draws is 0; expected 1 or more"):
+        Augmentation(draws=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rand_augment_depends_on_its_seed_alone(channels):
+    image = torch.from_numpy(noise(16, 20, channels)).permute(2, 0, 1)
+    before = torch.get_rng_state()
+    changed = [rand_augment(image, seed) for seed in range(60)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    for seed in reversed(range(60)):
+        assert torch.equal(rand_augment(image, seed), changed[seed])
+    assert all(one.dtype == torch.uint8 and one.shape == image.shape for one in changed)
+    assert len({one.numpy().tobytes() for one in changed}) > 25
+
+
+def test_rand_augment_is_as_strong_as_timms():
+    """The share of images left as they are, and the mean change, with the operations that both have."""
+    smooth = np.array(Image.fromarray(noise(5, 5)).resize((24, 24), Image.Resampling.BICUBIC))
+    image = torch.from_numpy(smooth).permute(2, 0, 1).contiguous()
+    random.seed(0)
+    settings = {"translate_const": int(24 * 0.45), "img_mean": (128, 128, 128), "interpolation": Image.BICUBIC}
+    whole = rand_augment_transform("rand-m9-mstd0.5-inc1", settings)
+    common = [operation for operation in whole.ops if operation.name not in UNLIKE]
+    theirs, ours = [], []
+    for seed in range(800):
+        changed = random.choice(common)(random.choice(common)(Image.fromarray(smooth)))
+        theirs.append(np.abs(np.array(changed).astype(float) - smooth).mean())
+        ours.append((rand_augment(image, seed).float() - image.float()).abs().mean().item())
+    kept = [np.mean(np.array(changes) == 0) for changes in (ours, theirs)]
+    assert abs(kept[0] - kept[1]) < 0.08
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), rel=0.15)
+
+
+@pytest.mark.parametrize(("share", "interpolation"), [(1.0, "bicubic"), (0.9, "bilinear"), (0.95, "bicubic")])
+def test_central_crop_by_share_is_timms(share, interpolation):
+    picture = Image.fromarray(noise(90, 120)).resize((60, 45), Image.Resampling.BOX).resize((120, 90))
+    rule = create_transform(32, crop_pct=share, interpolation=interpolation, mean=(0, 0, 0), std=(1, 1, 1))
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    found = central_crop(image, (32, 32), share, interpolation=interpolation)
+    assert (found.float() - rule(picture) * 255).abs().max() < 1.5  # Pillow's rounding

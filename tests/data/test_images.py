@@ -208,3 +208,13 @@ def test_real_photographs():
     mean, std = images.statistics(limit=20)
     assert all(0.3 < value < 0.6 for value in mean) and all(0.15 < value < 0.4 for value in std)
     assert os.path.exists(source.item_name(0))
+
+
+def test_version_is_of_the_source_and_of_what_is_made_of_it():
+    source = pictures()
+    images = load_images(source, in_chans=None)
+    others = load_images(source, in_chans=1), load_images(pictures(dtype="f4"), in_chans=None)
+    fingerprint, found = images.fingerprint(), [each.version() for each in (images, *others)]
+    source.version = lambda: "d" * 16
+    assert images.fingerprint() == fingerprint
+    assert len({fingerprint, images.version(), *found}) == 5 and len(found[0]) == 16

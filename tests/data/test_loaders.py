@@ -10,25 +10,28 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from pictures import Pictures, noise
+from pictures import Pictures, encoded, noise
+from PIL import Image
 
-from mae.data.augmentation import random_crop_boxes, resized_crop
+from mae.data.augmentation import Augmentation, central_crop, rand_augment, random_crop_boxes, resized_crop
+from mae.data.crops import Crops
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     RawBatch,
     TrainingLoader,
-    _Crops,
     default_workers,
     evaluation_batches,
     explained_worker_failure,
     normalise,
 )
+from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
-from mae.randomness import Stream, permutation, sample_keys, uniform
+from mae.randomness import Stream, permutation, sample_keys, seeds, uniform
 
 
 def image_set(count: int = 22, broken: frozenset[int] = frozenset(), max_unreadable: float = 0.001) -> ImageSet:
@@ -52,7 +55,7 @@ def taken(source: TrainingLoader, count: int, start_step: int = 0) -> list[RawBa
 def same(first: list[RawBatch], second: list[RawBatch]) -> bool:
     return len(first) == len(second) and all(
         torch.equal(a.ids, b.ids) and torch.equal(a.keys, b.keys) and torch.equal(a.images, b.images)
-        and a.unreadable == b.unreadable
+        and torch.equal(a.shown, b.shown) and a.unreadable == b.unreadable
         for a, b in zip(first, second, strict=True)
     )  # fmt: skip
 
@@ -86,7 +89,7 @@ def test_ranks_share_each_micro_batch_in_order(world):
     whole = taken(loader(images), 9)
     parts = [taken(loader(images, rank=rank, world=world), 9) for rank in range(world)]
     for number, batch in enumerate(whole):
-        for field in ("images", "keys", "ids"):
+        for field in ("images", "keys", "ids", "shown"):
             joined = torch.cat([getattr(part[number], field) for part in parts])
             assert torch.equal(joined, getattr(batch, field))
 
@@ -134,18 +137,94 @@ def test_the_replacement_is_the_one_its_key_names():
     images = image_set(broken=frozenset({3, 7, 11}), max_unreadable=0.5)
     replaced = 0
     for batch in taken(loader(images, accumulate=1), 2):
-        for number, key, image in zip(batch.ids.tolist(), batch.keys, batch.images, strict=True):
+        told = batch.shown.tolist()
+        for number, said, key, image in zip(batch.ids.tolist(), told, batch.keys, batch.images, strict=True):
             drawn = (uniform(key.reshape(1), 16, Stream.REPLACEMENT).squeeze(0) * 22).long().tolist()
-            shown = images.get(next(n for n in [number, *drawn] if n not in {3, 7, 11}))
-            (box,), (flip,) = random_crop_boxes(key.reshape(1), *torch.tensor(shown.shape[1:]).reshape(2, 1))
+            assert said == next(n for n in [number, *drawn] if n not in {3, 7, 11})
+            shown = images.get(said)
+            (box,), (flip,) = random_crop_boxes(
+                key.reshape(1), *torch.tensor(shown.shape[1:]).reshape(2, 1), Augmentation()
+            )
             replaced += number in {3, 7, 11}
             assert torch.equal(image, resized_crop(shown, tuple(box.tolist()), bool(flip), (16, 12)))
     assert replaced
 
 
 def test_nothing_is_drawn_for_an_image_that_can_be_read(monkeypatch):
-    monkeypatch.setattr("mae.data.loaders.uniform", None)
+    monkeypatch.setattr("mae.data.crops.uniform", None)
     assert len(taken(loader(image_set()), 3)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_labels_looked_up_by_what_is_shown_are_right(tree, workers):
+    """A broken file on the disk: each image's brightness is its label."""
+    flat = {f"{level}.png": np.full((8, 8, 3), level, np.uint8) for level in range(100, 110)}
+    root = tree({name: encoded(Image.fromarray(pixels)) for name, pixels in flat.items()})
+    images = load_images(open_source(str(root), data_root=root), in_chans=None, memory_limit=0, max_unreadable=0.2)
+    (root / "104.png").write_bytes(b"no image any more")
+    labels, replaced = torch.arange(100, 110), 0
+    for batch in taken(loader(images, batch_size=5, accumulate=1, workers=workers), 6):
+        assert torch.equal(batch.images.float().mean(dim=(1, 2, 3)), labels[batch.shown].float())
+        assert torch.equal(batch.ids == batch.shown, batch.ids != 4)
+        replaced += int((batch.ids == 4).sum())
+    assert replaced == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_subset_is_a_set_of_its_own_under_the_same_numbers(workers):
+    images = image_set(broken=frozenset({7}), max_unreadable=0.5)
+    numbers = torch.tensor([20, 3, 7, 11, 5, 9, 2])
+    batches = taken(loader(images, batch_size=6, numbers=numbers, workers=workers), 8)
+    for epoch in range(4):
+        ids = torch.cat([batch.ids for batch in batches[2 * epoch : 2 * epoch + 2]])
+        assert torch.equal(ids, numbers[permutation(5, epoch, 7)[:6]])
+        keys = torch.cat([batch.keys for batch in batches[2 * epoch : 2 * epoch + 2]])
+        assert torch.equal(keys, sample_keys(5, epoch, ids))
+    pairs = [pair for batch in batches for pair in zip(batch.ids.tolist(), batch.shown.tolist(), strict=True)]
+    instead = [shown for number, shown in pairs if number == 7]
+    assert instead and set(instead) <= set(numbers.tolist()) - {7}
+    assert all(number == shown for number, shown in pairs if number != 7)
+    with pytest.raises(UsageError, match="--batch-size 8 is more than the 7 images of pictures"):
+        loader(images, numbers=numbers)
+
+
+def test_all_numbers_are_the_whole_set():
+    images = image_set(broken=frozenset({7}), max_unreadable=0.5)
+    assert same(taken(loader(images, numbers=torch.arange(22)), 10), taken(loader(images), 10))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_follows_each_samples_key(workers):
+    images = image_set()
+    how = Augmentation(scale=(0.08, 1.0), draws=1, rand_augment=True)
+    before = torch.get_rng_state()
+    batches = taken(loader(images, augmentation=how, workers=workers), 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    for batch in batches:
+        for number, key, image in zip(batch.ids.tolist(), batch.keys, batch.images, strict=True):
+            shown, key = images.get(number), key.reshape(1)
+            (box,), (flip,) = random_crop_boxes(key, *torch.tensor(shown.shape[1:]).reshape(2, 1), how)
+            crop = resized_crop(shown, tuple(box.tolist()), bool(flip), (16, 12))
+            assert torch.equal(image, rand_augment(crop, *seeds(key, Stream.AUGMENT)))
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(4, "u1"), (3, "u2"), (1, "f4")])
+def test_rand_augment_is_refused_where_it_cannot_work(channels, kind):
+    images = load_images(Pictures([noise(8, 8, channels).astype(kind)] * 8), in_chans=None)
+    what = f"{channels} channels and type {np.dtype(kind)}; .*uint8 images of 1 or 3 channels: turn rand_augment off"
+    with pytest.raises(UsageError, match=f"pictures has images of {what}"):
+        loader(images, augmentation=Augmentation(rand_augment=True))
+    assert len(taken(loader(images), 1)) == 1
+
+
+def test_evaluation_of_some_images_in_their_order_and_by_share():
+    images, numbers = image_set(7), torch.tensor([5, 0, 5])
+    for share, interpolation in ((0.875, "bicubic"), (1.0, "bilinear")):
+        how = {"crop_share": share, "interpolation": interpolation}
+        found = list(evaluation_batches(images, img_size=(9, 9), batch_size=2, numbers=numbers, **how))
+        assert [len(batch) for batch in found] == [2, 1]
+        expected = [central_crop(images.get(n), (9, 9), share, interpolation=interpolation) for n in (5, 0, 5)]
+        assert torch.equal(torch.cat(found), torch.stack(expected))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -171,8 +250,8 @@ def test_workers_load_pieces_of_a_micro_batch(workers, monkeypatch):
     images = image_set(broken=frozenset({3}), max_unreadable=0.5)
     whole = taken(loader(images, batch_size=22), 5)
     monkeypatch.setattr("mae.data.loaders._PIECE", 4)
-    sizes, crops = [], _Crops.__getitem__
-    monkeypatch.setattr(_Crops, "__getitem__", lambda self, piece: sizes.append(len(piece[0])) or crops(self, piece))
+    sizes, crops = [], Crops.__getitem__
+    monkeypatch.setattr(Crops, "__getitem__", lambda self, piece: sizes.append(len(piece[0])) or crops(self, piece))
     assert same(taken(loader(images, batch_size=22, workers=workers), 5), whole)
     assert workers or sizes == [4, 4, 3] * 5
 

@@ -12,7 +12,7 @@ from pictures import SHARED, png
 from mae.data import arrays
 from mae.data.base import Names, hold_out
 from mae.data.limits import UnreadableImage
-from mae.data.sources import open_labelled, open_source
+from mae.data.sources import open_held_out, open_labelled, open_source
 from mae.errors import MAEError, UsageError
 
 
@@ -196,18 +196,6 @@ def test_vanished_file_is_an_unreadable_image(tree):
         source.load(0)
 
 
-def test_fingerprint_changes_with_names_and_sizes_and_not_with_the_place(tree, tmp_path):
-    root = tree({"a.png": png(), "b.png": png()})
-    first = open_source(str(root), data_root=root).fingerprint()
-    moved = root.rename(tmp_path / "moved")
-    assert open_source(str(moved), data_root=root).fingerprint() == first
-    (moved / "b.png").write_bytes(png(13))
-    second = open_source(str(moved), data_root=root).fingerprint()
-    (moved / "b.png").rename(moved / "c.png")
-    assert len({first, second, open_source(str(moved), data_root=root).fingerprint()}) == 3
-    assert len(first) == 16
-
-
 def test_hold_out_takes_a_fifth_of_each_class_by_name_alone():
     names = [f"{label}/{number}.png" for label in range(3) for number in range(20)]
     labels = np.repeat(np.arange(3), 20)
@@ -242,6 +230,40 @@ def test_labelled_zip(tmp_path):
     assert names_of(data.train.source) == ["set/train/a/1.png", "set/train/b/1.png"]
 
 
+@pytest.mark.parametrize("part", ["test", "val", "Validation"])
+def test_images_to_judge_by_are_the_test_part_where_there_is_one(tree, tmp_path, part):
+    files = {f"{top}/{name}/1.png": png() for top in ("train", part) for name in ("b", "a")}
+    wanted = [f"{part}/{name}/1.png" for name in "ab"]
+    root = tree(files | {"top.png": png()})
+    source = open_held_out(str(root), data_root=root)
+    assert names_of(source) == wanted and source.note == "test part, 2 files"
+    packed = archive(tmp_path / "x.zip", {f"set/{name}": data for name, data in files.items()})
+    assert names_of(open_held_out(str(packed), data_root=tmp_path)) == [f"set/{name}" for name in wanted]
+
+
+def test_images_to_judge_by_are_all_where_no_part_is_told(tree):
+    """Also where the classes could not be divided, as a class of one image: no labels are needed."""
+    root = tree({"flat/2.png": png(), "flat/1.png": png(), "one/cat/1.png": png(), "unlabelled/test/1.png": png(),
+                 "unlabelled/2.png": png(), "half/train/cat/1.png": png(), "notes/a.txt": b"x"})  # fmt: skip
+    cases = {"flat": ["1.png", "2.png"], "one": ["cat/1.png"], "unlabelled": ["test/1.png"]}
+    for name, wanted in (cases | {"half": ["train/cat/1.png"]}).items():
+        assert names_of(open_held_out(str(root / name), data_root=root)) == wanted
+    (root / "list.txt").write_text("flat/2.png\nflat/1.png\n")
+    assert len(open_held_out(str(root / "list.txt"), data_root=root)) == 2
+    with pytest.raises(UsageError, match="notes holds no images"):
+        open_held_out(str(root / "notes"), data_root=root)
+    with pytest.raises(UsageError, match="did you mean cifar10"):
+        open_held_out("cifar", data_root=root)
+
+
+def test_images_to_judge_by_of_known_sets(monkeypatch, tmp_path):
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", _Downloaded)
+    assert open_held_out("cifar10", data_root=tmp_path).note == "test part, 2 images"
+    for name in ("builtin:digits", "builtin:photos"):
+        expected = open_labelled(name, data_root=tmp_path).test.source
+        assert open_held_out(name, data_root=tmp_path).version() == expected.version()
+
+
 def test_labelled_errors(tree):
     root = tree({"flat/1.png": png(), "one/cat/1.png": png(), "odd/train/cat/1.png": png(),
                  "odd/train/dog/1.png": png(), "odd/test/cow/1.png": png()})  # fmt: skip
@@ -251,6 +273,50 @@ def test_labelled_errors(tree):
         open_labelled(str(root / "one"), data_root=root)
     with pytest.raises(UsageError, match="test class 'cow' is not among"):
         open_labelled(str(root / "odd"), data_root=root)
+
+
+def test_parts_must_hold_the_same_classes(tree):
+    files = {f"{name}/{number}.png": png() for name in ("cat", "dog") for number in range(3)}
+    whole, odd = ({f"{top}/{name}": data for name, data in files.items()} for top in ("whole", "odd/train"))
+    root = tree(whole | {"whole/elk/0.png": png()} | odd | {"odd/test/cat/9.png": png()})
+    with pytest.raises(UsageError, match="whole: the class 'elk' has one image; at least two are needed, .*add some"):
+        open_labelled(str(root / "whole"), data_root=root)
+    with pytest.raises(UsageError, match="odd: the training class 'dog' has no test image; add some, or take the cl"):
+        open_labelled(str(root / "odd"), data_root=root)
+
+
+def test_two_specs_are_training_and_test_part(tree, tmp_path):
+    def below(top: str, classes: tuple[str, ...], count: int) -> dict[str, bytes]:
+        return {f"{top}{name}/{number}.png": png() for name in classes for number in range(count)}
+
+    both = ("cat", "dog")
+    root = tree(below("plain/", both, 2) | below("full/train/", both, 3) | below("full/validation/", both, 1)
+                | below("fewer/", ("cat",), 2) | below("more/", (*both, "elk"), 1) | {"flat/1.png": png()})  # fmt: skip
+    packed = str(archive(tmp_path / "x.zip", below("set/train/", both, 1) | below("set/test/", both, 2)))
+    plain, full, fewer, more = (str(root / name) for name in ("plain", "full", "fewer", "more"))
+    whole, train, test = ([f"{top}{name}/{n}.png" for name in both for n in range(count)]
+                          for top, count in (("", 2), ("train/", 3), ("validation/", 1)))  # fmt: skip
+    cases = [(plain, full, whole, test), (full, plain, train, whole), (full, full, train, test)]
+    cases += [(plain, packed, whole, [f"set/test/{name}" for name in whole])]
+    cases += [(packed, plain, ["set/train/cat/0.png", "set/train/dog/0.png"], whole)]
+    for first, second, trained, tested in cases:
+        data = open_labelled(first, data_root=root, test=second)
+        assert names_of(data.train.source) == trained and names_of(data.test.source) == tested
+        for split in (data.train, data.test):
+            named = [data.class_names[label] for label in split.labels.tolist()]
+            assert named == [name.split("/")[-2] for name in names_of(split.source)]
+        assert data.note == f"{len(trained)} training and {len(tested)} test images"
+    with pytest.raises(UsageError, match="fewer: the training class 'dog' has no test image"):
+        open_labelled(plain, data_root=root, test=fewer)
+    with pytest.raises(UsageError, match="more: the test class 'elk' is not among the training classes; take it out"):
+        open_labelled(plain, data_root=root, test=more)
+    with pytest.raises(UsageError, match="fewer holds only the class 'cat'"):
+        open_labelled(fewer, data_root=root, test=plain)
+    with pytest.raises(UsageError, match="flat has no class folders"):
+        open_labelled(plain, data_root=root, test=str(root / "flat"))
+    for pair in (("cifar10", plain), (plain, "builtin:digits")):
+        with pytest.raises(UsageError, match="(cifar10|digits) has a test part of its own; give it alone"):
+            open_labelled(pair[0], data_root=root, test=pair[1])
 
 
 class _Downloaded:

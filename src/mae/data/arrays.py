@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mae.data.base import fingerprint_of
+from mae.data.base import fingerprint_of, pixel_digest
 from mae.data.limits import ImageInfo
 from mae.errors import MAEError
 
@@ -42,6 +42,10 @@ class ArraySource:
         """16 hexadecimal digits of the names and sizes in order."""
         sizes = np.full(len(self), self.images[0].nbytes)
         return fingerprint_of((self.item_name(index) for index in range(len(self))), sizes)
+
+    def version(self) -> str:
+        """16 hexadecimal digits of the fingerprint and all pixels."""
+        return pixel_digest(self.images, start=self.fingerprint()).hex()
 
     def take(self, indices: np.ndarray, note: str) -> "ArraySource":
         """The images at `indices` alone."""

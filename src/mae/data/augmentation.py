@@ -1,60 +1,120 @@
-"""Crops: random ones for training, drawn from a sample's key, and the central one for evaluation."""
+"""What is done to a training image, drawn from its sample's key, and the central crop for evaluation."""
 
 import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import InterpolationMode, RandAugment
 from torchvision.transforms.v2 import functional as F
 
-from mae.randomness import Stream, uniform
+from mae.errors import UsageError
+from mae.randomness import Stream, drawing_from, uniform
 
-_ATTEMPTS = 10
-_CROP_RATIO = 0.875
-"""The field's evaluation rule: an image is resized to 256 for a crop of 224."""
+_OPERATIONS, _OPERATION_PROBABILITY = 2, 0.5
+_LEVELS = 100  # the strongest of RandAugment's levels
+_LEVEL_MEAN, _LEVEL_SPREAD = 90, 5  # magnitude 9 and its deviation 0.5 on timm's scale of ten
+_GREY = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """How a training image is cropped and changed; the default is pre-training's (He et al. 2021, appendix A.1).
+
+    Every image is also mirrored by a fair coin.
+
+    Attributes:
+        scale: bounds of the crop's area as a share of the image's, in (0, 1].
+        ratio: bounds of the crop's width / height.
+        draws: how often an area and a ratio are drawn until the crop fits the image; if none fits, the largest
+            central crop with a ratio inside the bounds is taken. With 1 they are drawn once and the sides limited to
+            the image's: the official linear probe's crop.
+        rand_augment: also change colours and geometry, see `rand_augment`; for uint8 images of 1 or 3 channels.
+    """
+
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    draws: int = 10
+    rand_augment: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses bounds that hold no crop.
+
+        Raises:
+            UsageError: an area outside (0, 1], a ratio that is not positive, bounds in the wrong order, no draw.
+        """
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"scale is {self.scale}; expected two shares of the image's area, 0 < low <= high <= 1")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UsageError(f"ratio is {self.ratio}; expected two values of width / height, 0 < low <= high")
+        if self.draws < 1:
+            raise UsageError(f"draws is {self.draws}; expected 1 or more")
 
 
 def random_crop_boxes(
     keys: Int64[Tensor, " B"],
     heights: Int64[Tensor, " B"],
     widths: Int64[Tensor, " B"],
-    *,
-    scale: tuple[float, float] = (0.2, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    how: Augmentation,
 ) -> tuple[Int64[Tensor, "B 4"], Bool[Tensor, " B"]]:
     """Boxes and flips with the distribution of torchvision's `RandomResizedCrop` and a fair coin.
 
-    Ten times an area (uniform) and an aspect ratio (uniform in its logarithm) are drawn, and the first pair that
-    fits the image is used; if none fits, the largest central box with a ratio inside the bounds is.
+    Areas are drawn uniformly and aspect ratios uniformly in their logarithm.
 
     Args:
         keys: the samples' keys; a box depends on its key and its image's size alone.
         heights: the images' heights in pixels.
         widths: the images' widths in pixels.
-        scale: bounds of the box's area as a share of the image's.
-        ratio: bounds of width / height.
+        how: bounds and number of draws.
 
     Returns:
         Boxes (top, left, height, width) in pixels, and whether to flip from left to right.
     """
     # float64, so that no size of image is rounded differently from torchvision's Python floats
-    numbers = uniform(keys, 2 * _ATTEMPTS + 3, Stream.CROP).double()
-    area_at, ratio_at, rest = torch.split(numbers, [_ATTEMPTS, _ATTEMPTS, 3], dim=1)
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    area = (heights * widths).unsqueeze(1) * (scale[0] + (scale[1] - scale[0]) * area_at)
-    aspect = torch.exp(low + (high - low) * ratio_at)
-    tall, wide = (area / aspect).sqrt().round().long(), (area * aspect).sqrt().round().long()
-    fits = (tall > 0) & (tall <= heights.unsqueeze(1)) & (wide > 0) & (wide <= widths.unsqueeze(1))
-    first = fits.long().argmax(dim=1, keepdim=True)
-    central_height, central_width = _largest_box(heights, widths, ratio)
-    found = fits.any(dim=1)
-    height = torch.where(found, tall.gather(1, first).squeeze(1), central_height)
-    width = torch.where(found, wide.gather(1, first).squeeze(1), central_width)
+    numbers = uniform(keys, 2 * how.draws + 3, Stream.CROP).double()
+    area_at, ratio_at, rest = torch.split(numbers, [how.draws, how.draws, 3], dim=1)
+    areas = (heights * widths).unsqueeze(1)
+    tall, wide = box_sides(area_at, ratio_at, areas, scale=how.scale, ratio=how.ratio)
+    if how.draws == 1:
+        height = torch.minimum(tall.squeeze(1).clamp(min=1), heights)
+        width = torch.minimum(wide.squeeze(1).clamp(min=1), widths)
+        centred = torch.zeros_like(keys, dtype=torch.bool)
+    else:
+        fits = (tall > 0) & (tall <= heights.unsqueeze(1)) & (wide > 0) & (wide <= widths.unsqueeze(1))
+        first, centred = fits.long().argmax(dim=1, keepdim=True), ~fits.any(dim=1)
+        central_height, central_width = _largest_box(heights, widths, how.ratio)
+        height = torch.where(centred, central_height, tall.gather(1, first).squeeze(1))
+        width = torch.where(centred, central_width, wide.gather(1, first).squeeze(1))
     spare_height, spare_width = heights - height, widths - width
-    top = torch.where(found, (rest[:, 0] * (spare_height + 1)).long(), spare_height // 2)
-    left = torch.where(found, (rest[:, 1] * (spare_width + 1)).long(), spare_width // 2)
+    top = torch.where(centred, spare_height // 2, (rest[:, 0] * (spare_height + 1)).long())
+    left = torch.where(centred, spare_width // 2, (rest[:, 1] * (spare_width + 1)).long())
     return torch.stack([top, left, height, width], dim=1), rest[:, 2] < 0.5
+
+
+def box_sides(
+    area_at: Float64[Tensor, "B n"],
+    ratio_at: Float64[Tensor, "B n"],
+    areas: Int64[Tensor, "B 1"],
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[Int64[Tensor, "B n"], Int64[Tensor, "B n"]]:
+    """Heights and widths of boxes whose area and width / height lie inside bounds.
+
+    Args:
+        area_at: where between its bounds each area lies, in [0, 1).
+        ratio_at: where between its bounds the logarithm of each ratio lies, in [0, 1).
+        areas: the images' areas in pixels.
+        scale: bounds of the box's area as a share of the image's.
+        ratio: bounds of width / height.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    area = areas * (scale[0] + (scale[1] - scale[0]) * area_at)
+    aspect = torch.exp(low + (high - low) * ratio_at)
+    return (area / aspect).sqrt().round().long(), (area * aspect).sqrt().round().long()
 
 
 def _largest_box(
@@ -86,22 +146,62 @@ def resized_crop(
     return torch.flip(crop, (-1,)) if flip else crop
 
 
+def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H W"]:
+    """Up to two random changes of colour or geometry (RandAugment, Cubuk et al. 2020), as near to timm as can be.
+
+    Stands for timm's `rand-m9-mstd0.5-inc1`, which MAE is fine-tuned with: two operations, each applied by a fair
+    coin at a strength of 0.9 of its range, with a normal deviation of 0.05, by Pillow with bicubic interpolation.
+    The operations are torchvision's. So there is an identity among them and neither `invert` nor `solarize-add`,
+    `posterize` keeps 4 bits at strength 0.9 rather than 1, and what is moved in from outside is grey rather than
+    ImageNet's mean colour.
+
+    Args:
+        image: of 1 or 3 channels.
+        seed: what is drawn depends on it, and on the versions of PyTorch and torchvision.
+    """
+    # Pillow, because torchvision turns and shears tensors by bilinear interpolation at best.
+    changed = F.to_pil_image(image)
+    with drawing_from(seed):
+        for _ in range(_OPERATIONS):
+            if torch.rand(()) < _OPERATION_PROBABILITY:
+                level = round(_LEVEL_MEAN + _LEVEL_SPREAD * torch.randn(()).item())
+                changed = _operation(min(max(level, 0), _LEVELS))(changed)
+    result: Tensor = F.pil_to_tensor(changed)
+    return result
+
+
+@cache
+def _operation(level: int) -> RandAugment:
+    bicubic = InterpolationMode.BICUBIC
+    return RandAugment(1, magnitude=level, num_magnitude_bins=_LEVELS + 1, interpolation=bicubic, fill=_GREY)
+
+
 def central_crop(
-    image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], size: tuple[int, int]
+    image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"],
+    size: tuple[int, int],
+    share: float = 0.875,
+    *,
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
 ) -> UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]:
-    """The field's evaluation crop: resized so that the tighter side is `size / 0.875`, then the centre.
+    """The field's evaluation crop: resized so that the tighter side is `size / share`, then the centre.
 
     An image that already has the size is returned unchanged.
+
+    Args:
+        image: pixels in any scale.
+        size: height and width of the result.
+        share: 0.875 resizes to 256 for a crop of 224; 1 leaves out only what another shape must lose.
+        interpolation: how it is resized, always antialiased.
     """
     height, width = image.shape[-2:]
     if (height, width) == size:
         return image
-    reach = int(size[0] / _CROP_RATIO), int(size[1] / _CROP_RATIO)
+    reach = int(size[0] / share), int(size[1] / share)
     # Integer arithmetic, as torchvision's, so that a side never falls short by a rounding error.
     if reach[0] * width >= reach[1] * height:
         resized = [reach[0], reach[0] * width // height]
     else:
         resized = [reach[1] * height // width, reach[1]]
-    whole: Tensor = F.resize(image, resized, interpolation=InterpolationMode.BICUBIC, antialias=True)
+    whole: Tensor = F.resize(image, resized, interpolation=InterpolationMode(interpolation), antialias=True)
     crop: Tensor = F.center_crop(whole, list(size))
     return crop

@@ -1,6 +1,7 @@
 """What every source of images offers, and how names and labels are kept."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -46,6 +47,10 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the order, names or sizes of the items."""
+        ...
+
+    def version(self) -> str:
+        """16 hexadecimal digits that change with the `fingerprint`, and when an item is changed in place."""
         ...
 
 
@@ -94,12 +99,22 @@ class Names(Sequence[str]):
         return Names(self[int(index)] for index in indices)
 
 
-def fingerprint_of(names: Iterable[str], sizes: np.ndarray) -> str:
-    """16 hexadecimal digits for items in order, from their names and sizes in bytes."""
+def fingerprint_of(names: Iterable[str], *columns: np.ndarray) -> str:
+    """16 hexadecimal digits for items in order, from their names and some whole numbers of each, as its size."""
     digest = hashlib.sha256()
-    for name, size in zip(names, sizes, strict=True):
-        digest.update(name.encode("utf-8", "surrogateescape") + b"\0%d\n" % int(size))
+    for name, *numbers in zip(names, *(column.tolist() for column in columns), strict=True):
+        told = b" ".join(b"%d" % number for number in numbers)
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0" + told + b"\n")
     return digest.hexdigest()[:16]
+
+
+def pixel_digest(images: Iterable[np.ndarray], *, start: str = "") -> bytes:
+    """Eight bytes (blake2b) for the shape, type and values of some images in order, after a text."""
+    digest = hashlib.blake2b(start.encode(), digest_size=8)
+    for image in images:
+        digest.update(f"{image.shape} {image.dtype.str}".encode())
+        digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()
 
 
 def hold_out(names: Sequence[str], labels: np.ndarray) -> np.ndarray:
@@ -133,4 +148,45 @@ def check_classes(class_names: Sequence[str], *, name: str) -> None:
         found = f"only the class {class_names[0]!r}" if class_names else "no class folders"
         raise UsageError(
             f"{name} holds {found}; expected a folder for each of two or more classes, as in train/cat/1.jpg"
+        )
+
+
+def check_parts(class_names: Sequence[str], test_classes: Iterable[str], *, name: str) -> None:
+    """Refuses parts that do not hold the same classes.
+
+    Args:
+        class_names: the classes of the training part.
+        test_classes: the class of each test image.
+        name: what the user called the test part.
+
+    Raises:
+        UsageError: a test class never trained, or a training class without a test image.
+    """
+    trained, tested = set(class_names), set(test_classes)
+    if unknown := sorted(tested - trained):
+        raise UsageError(
+            f"{name}: the test class {unknown[0]!r} is not among the training classes; "
+            f"take it out, or add training images of it"
+        )
+    if untested := sorted(trained - tested):
+        raise UsageError(
+            f"{name}: the training class {untested[0]!r} has no test image; add some, or take the class out"
+        )
+
+
+def check_divisible(classes: Sequence[str], *, name: str) -> None:
+    """Refuses images that cannot be divided into training and test part.
+
+    Args:
+        classes: the class of each image.
+        name: what the user called them.
+
+    Raises:
+        UsageError: a class of one image.
+    """
+    lonely = sorted(class_name for class_name, number in Counter(classes).items() if number == 1)
+    if lonely:
+        raise UsageError(
+            f"{name}: the class {lonely[0]!r} has one image; at least two are needed, one to train on and one to test "
+            f"on: add some, or take the class out"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mae.data.arrays import ArraySource, whole_array
-from mae.data.base import fingerprint_of, hold_out
+from mae.data.base import fingerprint_of, hold_out, pixel_digest
 from mae.data.decoding import conform, decode
 from mae.data.limits import ImageInfo
 from mae.errors import MAEError
@@ -100,6 +100,10 @@ class TileSource:
         """16 hexadecimal digits of the names and sizes in order."""
         names = (self.item_name(index) for index in range(len(self)))
         return fingerprint_of(names, np.full(len(self), self.side**2 * 3))
+
+    def version(self) -> str:
+        """16 hexadecimal digits of the fingerprint and the photographs' pixels."""
+        return pixel_digest(self.photos, start=self.fingerprint()).hex()
 
     def labels(self) -> np.ndarray:
         """Which photograph each square is of, `[n]`."""

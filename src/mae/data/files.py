@@ -23,13 +23,17 @@ _READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileSource:
-    """Image files below a folder; `names` are paths relative to it, with `/`."""
+    """Image files below a folder; `names` are paths relative to it, with `/`.
+
+    `sizes` in bytes and `times` of the last change in nanoseconds are those at opening.
+    """
 
     name: str
     note: str
     root: Path
     names: Names
     sizes: np.ndarray
+    times: np.ndarray
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,9 +54,15 @@ class FileSource:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.sizes)
 
+    def version(self) -> str:
+        """16 hexadecimal digits of the folder, the names, sizes and times of the last change."""
+        files = fingerprint_of(self.names, self.sizes, self.times)
+        return fingerprint_of([f"{self.root.resolve()} {files}"])
+
     def take(self, indices: np.ndarray, note: str) -> "FileSource":
         """The files at `indices` alone."""
-        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], note=note)
+        names, sizes, times = self.names.take(indices), self.sizes[indices], self.times[indices]
+        return replace(self, names=names, sizes=sizes, times=times, note=note)
 
     def _read(self, index: int) -> bytes:
         path = self.root / self.names[index]
@@ -96,6 +106,10 @@ class ZipSource:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.table[:, 2])
 
+    def version(self) -> str:
+        """16 hexadecimal digits of the names, sizes and checksums."""
+        return fingerprint_of(self.names, self.table[:, 2], self.table[:, 3])
+
     def take(self, indices: np.ndarray, note: str) -> "ZipSource":
         """The members at `indices` alone."""
         return replace(self, names=self.names.take(indices), table=self.table[indices], note=note)
@@ -137,11 +151,9 @@ def open_folder(root: Path, *, name: str) -> FileSource:
         UsageError: no images.
     """
     found = sorted(_walk(root, "", {_identity(root)}))
-    images = [(path, size) for path, size in found if _is_image(path)]
-    _check_any(images, [path for path, _ in found], name=name)
-    names = Names(path for path, _ in images)
-    sizes = np.array([size for _, size in images], dtype=np.int64)
-    return FileSource(name=name, note=f"folder, {_count(len(names))}", root=root, names=names, sizes=sizes)
+    images = [file for file in found if _is_image(file[0])]
+    _check_any(images, [file[0] for file in found], name=name)
+    return _file_source(images, name=name, kind="folder", root=root)
 
 
 def open_list(path: Path, *, name: str) -> FileSource:
@@ -150,7 +162,7 @@ def open_list(path: Path, *, name: str) -> FileSource:
     Raises:
         UsageError: no paths, or one that does not exist.
     """
-    root, names, sizes = path.parent, [], []
+    root, files = path.parent, []
     # Windows editors begin UTF-8 files with a byte order mark, which "utf-8-sig" takes away.
     for number, line in enumerate(path.read_text("utf-8-sig", "surrogateescape").splitlines(), start=1):
         entry = line.strip()
@@ -158,16 +170,23 @@ def open_list(path: Path, *, name: str) -> FileSource:
             continue
         if not (root / entry).is_file():
             raise UsageError(f"{name}, line {number}: {entry} is not a file; paths are relative to {root}")
-        names.append(entry)
-        sizes.append((root / entry).stat().st_size)
-    if not names:
+        status = (root / entry).stat()
+        files.append((entry, status.st_size, status.st_mtime_ns))
+    if not files:
         raise UsageError(f"{name} lists no images; expected a path a line")
+    return _file_source(files, name=name, kind="list", root=root)
+
+
+def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, root: Path) -> FileSource:
+    """Of paths, sizes and times."""
+    paths, sizes, times = zip(*files, strict=True)
     return FileSource(
         name=name,
-        note=f"list, {_count(len(names))}",
+        note=f"{kind}, {_count(len(files))}",
         root=root,
-        names=Names(names),
+        names=Names(paths),
         sizes=np.array(sizes, dtype=np.int64),
+        times=np.array(times, dtype=np.int64),
     )
 
 
@@ -199,7 +218,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     )
 
 
-def _walk(root: Path, below: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+def _walk(root: Path, below: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
+    """Path, size in bytes and time of the last change in nanoseconds of each file."""
     try:
         entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
     except OSError as error:
@@ -214,7 +234,8 @@ def _walk(root: Path, below: str, seen: set[tuple[int, int]]) -> Iterator[tuple[
                 seen.add(identity)
                 yield from _walk(root, path + "/", seen)
         elif entry.is_file():  # neither a pipe nor a device nor a broken link
-            yield path, entry.stat().st_size
+            status = entry.stat()
+            yield path, status.st_size, status.st_mtime_ns
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -153,7 +153,14 @@ class ImageSet:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the source's items and with what is made of them."""
-        made = f"{self._source.fingerprint()} {self.channels} {self.dtype}"
+        return self._made_of(self._source.fingerprint())
+
+    def version(self) -> str:
+        """16 hexadecimal digits that change with the `fingerprint`, and when an item was changed in place."""
+        return self._made_of(self._source.version())
+
+    def _made_of(self, source: str) -> str:
+        made = f"{source} {self.channels} {self.dtype}"
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
     def _moments(self, index: int) -> Moments:
@@ -180,7 +187,7 @@ class _Ledger:
         more = f"; and {len(self.messages) - _SHOWN} more" if len(self.messages) > _SHOWN else ""
         raise MAEError(
             f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, over the allowed share "
-            f"of {self._share:g}: {shown}{more}. Remove these files, or raise --max-unreadable"
+            f"of {self._share:g}: {shown}{more}. Remove these files; to pre-train without them raise --max-unreadable"
         )
 
 

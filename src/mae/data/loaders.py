@@ -14,23 +14,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
-from mae.data.augmentation import central_crop, random_crop_boxes, resized_crop
+from mae.data.augmentation import Augmentation, central_crop
+from mae.data.crops import REPLACEMENTS, Crops, Piece
 from mae.data.images import ImageSet
-from mae.data.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
-from mae.randomness import Stream, permutation, sample_keys, uniform
+from mae.randomness import permutation, sample_keys
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -42,9 +43,7 @@ _WATCH_SECONDS = 1
 _PIECE = 64
 """Samples a worker loads at a time: a piece arrives within the timeout, and only some are ever on their way."""
 
-_REPLACEMENTS = 16
 _WORKER_FAILURES = ("DataLoader worker (pid", "DataLoader timed out")
-_Fetched = tuple[Tensor | None, Tensor, Tensor, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,75 +54,83 @@ class RawBatch:
         images: crops, uint8 0..255, or float32 (see `ImageSet.get`), not normalised.
         keys: each sample's key in this epoch, for its mask.
         ids: each sample's number in the image set; an unreadable one keeps its number though another is shown.
+        shown: the number of the image that is shown, which is the one to look a label up by.
         unreadable: what was wrong with files met in this batch.
     """
 
     images: UInt8[Tensor, "B C H W"] | Float32[Tensor, "B C H W"]
     keys: Int64[Tensor, " B"]
     ids: Int64[Tensor, " B"]
+    shown: Int64[Tensor, " B"]
     unreadable: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingLoader:
     """Endless training batches of an image set.
 
     Step s takes positions `[s * batch_size, (s + 1) * batch_size)` of its epoch's permutation; what is left at the
     end of an epoch is dropped. A step is divided into `accumulate` micro-batches, each into `world` slices in order.
+
+    Attributes:
+        images: what to draw from.
+        batch_size: images a step, over all ranks and micro-batches.
+        accumulate: micro-batches a step.
+        img_size: height and width of the crops in pixels.
+        seed: the run's seed.
+        workers: processes that load; 0 loads in this one.
+        augmentation: how images are cropped and changed.
+        numbers: the images to draw from, by their numbers in the set; None takes all.
+        pin_memory: put the images into page-locked memory, which a CUDA device copies from meanwhile.
+        rank: this process's number.
+        world: number of processes that train together.
     """
 
-    def __init__(
-        self,
-        *,
-        images: ImageSet,
-        batch_size: int,
-        accumulate: int,
-        img_size: tuple[int, int],
-        seed: int,
-        workers: int,
-        pin_memory: bool = False,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        """Takes its settings.
+    images: ImageSet
+    batch_size: int
+    accumulate: int
+    img_size: tuple[int, int]
+    seed: int
+    workers: int
+    augmentation: Augmentation = Augmentation()
+    numbers: Int64[Tensor, " n"] | None = None
+    pin_memory: bool = False
+    rank: int = 0
+    world: int = 1
 
-        Args:
-            images: what to draw from.
-            batch_size: images a step, over all ranks and micro-batches.
-            accumulate: micro-batches a step.
-            img_size: height and width of the crops in pixels.
-            seed: the run's seed.
-            workers: processes that load; 0 loads in this one.
-            pin_memory: put the images into page-locked memory, which a CUDA device copies from meanwhile.
-            rank: this process's number.
-            world: number of processes that train together.
+    def __post_init__(self) -> None:
+        """Refuses what cannot be loaded so.
 
         Raises:
-            UsageError: the batch is larger than the set, or does not divide.
+            UsageError: the batch is larger than the set or does not divide, or RandAugment cannot change the images.
         """
-        if batch_size > len(images):
+        if self.batch_size > len(self._chosen()):
             raise UsageError(
-                f"--batch-size {batch_size} is more than the {len(images)} images of {images.name}; lower it"
+                f"--batch-size {self.batch_size} is more than the {len(self._chosen())} images of {self.images.name}; "
+                f"lower it"
             )
-        if batch_size % (accumulate * world):
+        if self.batch_size % (self.accumulate * self.world):
             raise UsageError(
-                f"--batch-size {batch_size} cannot be divided into {accumulate} micro-batches on {world} processes; "
-                f"expected a multiple of {accumulate * world}"
+                f"--batch-size {self.batch_size} cannot be divided into {self.accumulate} micro-batches on "
+                f"{self.world} processes; expected a multiple of {self.accumulate * self.world}"
             )
-        self._images = images
-        self._workers = workers
-        self._pin_memory = pin_memory
-        self._pieces = math.ceil(batch_size // (accumulate * world) / _PIECE)
-        self._dataset = _Crops(images=images, img_size=img_size)
-        self._order = _Order(
-            length=len(images), batch_size=batch_size, accumulate=accumulate, seed=seed, rank=rank, world=world
-        )
+        images = self.images
+        if self.augmentation.rand_augment and (images.channels not in (1, 3) or images.dtype != np.uint8):
+            raise UsageError(
+                f"{images.name} has images of {images.channels} channels and type {images.dtype}; RandAugment is made "
+                f"for uint8 images of 1 or 3 channels: turn rand_augment off"
+            )
 
-    def iterate(self, start_step: int) -> Iterator[RawBatch]:
+    def _chosen(self) -> Int64[Tensor, " n"]:
+        return torch.arange(len(self.images)) if self.numbers is None else self.numbers
+
+    def iterate(self, start_step: int) -> Generator[RawBatch, None, None]:
         """Micro-batches from a step on, without end; closing the iterator stops the worker processes.
 
         Raises:
             MAEError: more unreadable files than allowed, or a worker process that died or hung.
         """
+        num_pieces = math.ceil(self.batch_size // (self.accumulate * self.world) / _PIECE)
         others = set(multiprocessing.active_children())
         pieces = iter(self._loader(start_step))
         workers = set(multiprocessing.active_children()) - others
@@ -133,7 +140,7 @@ class TrainingLoader:
         try:
             while True:
                 with explained_worker_failure():
-                    fetched = [next(pieces) for _ in range(self._pieces)]
+                    fetched = [next(pieces) for _ in range(num_pieces)]
                 yield self._joined(fetched)
         finally:
             # PyTorch would first wait for a hanging worker, and then ask it to end by a signal that it ignores.
@@ -141,33 +148,43 @@ class TrainingLoader:
             atexit.unregister(stop)
             del pieces
 
-    def _joined(self, pieces: list[_Fetched]) -> RawBatch:
-        unreadable = tuple(message for piece in pieces for message in piece[3])
-        self._images.report_unreadable(unreadable)
-        crops = [piece[0] for piece in pieces if piece[0] is not None]
+    def _joined(self, pieces: list[Piece]) -> RawBatch:
+        unreadable = tuple(message for piece in pieces for message in piece.unreadable)
+        self.images.report_unreadable(unreadable)
+        crops = [piece.images for piece in pieces if piece.images is not None]
         if len(crops) < len(pieces):
-            missing = next(piece[3] for piece in pieces if piece[0] is None)
-            tried = f"{_REPLACEMENTS + 1} images in a row cannot be used"
-            raise MAEError(f"{self._images.name}: {tried}: {missing[0]}")
+            missing = next(piece.unreadable for piece in pieces if piece.images is None)
+            tried = f"{REPLACEMENTS + 1} images in a row cannot be used"
+            raise MAEError(f"{self.images.name}: {tried}: {missing[0]}")
         shape = sum(len(crop) for crop in crops), *crops[0].shape[1:]
         # Pinned here and not by the DataLoader, since joining its pinned pieces would give ordinary memory again.
-        whole = torch.empty(shape, dtype=crops[0].dtype, pin_memory=self._pin_memory)
+        whole = torch.empty(shape, dtype=crops[0].dtype, pin_memory=self.pin_memory)
         return RawBatch(
             images=torch.cat(crops, out=whole),
-            keys=torch.cat([piece[1] for piece in pieces]),
-            ids=torch.cat([piece[2] for piece in pieces]),
+            keys=torch.cat([piece.keys for piece in pieces]),
+            ids=torch.cat([piece.ids for piece in pieces]),
+            shown=torch.cat([piece.shown for piece in pieces]),
             unreadable=unreadable,
         )
 
-    def _loader(self, start_step: int) -> DataLoader[_Fetched]:
+    def _loader(self, start_step: int) -> DataLoader[Piece]:
         # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
-        forked = self._workers > 0 and sys.platform == "linux"
+        forked = self.workers > 0 and sys.platform == "linux"
+        numbers = self._chosen()
+        order = _Order(
+            numbers=numbers,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            seed=self.seed,
+            rank=self.rank,
+            world=self.world,
+        )
         return DataLoader(
-            self._dataset,
+            Crops(images=self.images, numbers=numbers, img_size=self.img_size, augmentation=self.augmentation),
             batch_size=None,
-            sampler=_From(self._order, start_step),
-            num_workers=self._workers,
-            timeout=_TIMEOUT_SECONDS if self._workers else 0,
+            sampler=_From(order, start_step),
+            num_workers=self.workers,
+            timeout=_TIMEOUT_SECONDS if self.workers else 0,
             # It draws a seed for its workers, which need none; the caller's generator must not move.
             generator=torch.Generator(),
             multiprocessing_context=multiprocessing.get_context("fork") if forked else None,
@@ -211,11 +228,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Order:
     """Which samples, with which keys, make up a rank's part of each micro-batch."""
 
-    length: int
+    numbers: Int64[Tensor, " n"]
     batch_size: int
     accumulate: int
     seed: int
@@ -224,12 +241,12 @@ class _Order:
 
     def from_step(self, start_step: int) -> Iterator[tuple[list[int], list[int]]]:
         """Ids and keys of each micro-batch from a step on, without end."""
-        steps_per_epoch = self.length // self.batch_size
+        steps_per_epoch = len(self.numbers) // self.batch_size
         micro = self.batch_size // self.accumulate
         part = micro // self.world
         first_epoch, skipped = divmod(start_step, steps_per_epoch)
         for epoch in itertools.count(first_epoch):
-            order = permutation(self.seed, epoch, self.length)[: steps_per_epoch * self.batch_size]
+            order = self.numbers[permutation(self.seed, epoch, len(self.numbers))][: steps_per_epoch * self.batch_size]
             for start in range(skipped * self.batch_size, len(order), micro):
                 begin = start + self.rank * part
                 ids = order[begin : begin + part]
@@ -248,57 +265,6 @@ class _From(Sampler[tuple[list[int], list[int]]]):
         for ids, keys in self._order.from_step(self._start_step):
             for start in range(0, len(ids), _PIECE):
                 yield ids[start : start + _PIECE], keys[start : start + _PIECE]
-
-
-class _Crops(Dataset[_Fetched]):
-    """Pieces of micro-batches of random crops, by ids and keys."""
-
-    def __init__(self, *, images: ImageSet, img_size: tuple[int, int]) -> None:
-        self._images, self._img_size = images, img_size
-
-    def __getitem__(self, batch: tuple[list[int], list[int]]) -> _Fetched:
-        """Crops (None if no replacement could be read), keys, ids, and what was wrong with unreadable files."""
-        ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
-        unreadable: list[str] = []
-        with _one_thread():
-            loaded = [self._readable(number, key, unreadable) for number, key in zip(batch[0], keys, strict=True)]
-            whole = [image for image in loaded if image is not None]
-            crops = self._cropped(whole, keys) if len(whole) == len(loaded) else None
-        return crops, keys, ids, unreadable
-
-    def _readable(self, number: int, key: Tensor, unreadable: list[str]) -> Tensor | None:
-        """The image, or where it cannot be read the first readable one of those its key names."""
-        for candidate in itertools.chain([number], self._replacements(key)):
-            try:
-                return self._images.get(candidate)
-            except UnreadableImage as error:
-                unreadable.append(str(error))
-        return None
-
-    def _replacements(self, key: Tensor) -> Iterator[int]:
-        # A generator, so that nothing is drawn for an image that can be read.
-        drawn = uniform(key.reshape(1), _REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
-        yield from (drawn * len(self._images)).long().tolist()
-
-    def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
-        sizes = torch.tensor([image.shape[-2:] for image in loaded])
-        boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1])
-        pieces = [
-            resized_crop(image, tuple(box), flip, self._img_size)
-            for image, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
-        ]
-        return torch.stack(pieces)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One image is too little work to share: with two threads on two busy cores crops took up to 30 times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -324,15 +290,30 @@ def explained_worker_failure() -> Iterator[None]:
 
 
 def evaluation_batches(
-    images: ImageSet, *, img_size: tuple[int, int], batch_size: int
+    images: ImageSet,
+    *,
+    img_size: tuple[int, int],
+    batch_size: int,
+    numbers: Int64[Tensor, " n"] | None = None,
+    crop_share: float = 0.875,
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
 ) -> Iterator[UInt8[Tensor, "B C H W"] | Float32[Tensor, "B C H W"]]:
-    """Central crops of the images numbered `images.readable`, in order, not normalised; the last batch may be smaller.
+    """Central crops of some images in order, not normalised; the last batch may be smaller.
+
+    Args:
+        images: where images are read from.
+        img_size: height and width of the crops in pixels.
+        batch_size: images a batch.
+        numbers: which images; None takes `images.readable`.
+        crop_share: see `central_crop`.
+        interpolation: see `central_crop`.
 
     Raises:
-        MAEError: another image that cannot be read, since leaving it out would shift the labels.
+        MAEError: an image that cannot be read, since leaving it out would shift the labels.
     """
-    for numbers in images.readable.split(batch_size):
-        yield torch.stack([central_crop(images.get(number), img_size) for number in numbers.tolist()])
+    for part in (images.readable if numbers is None else numbers).split(batch_size):
+        whole = (images.get(number) for number in part.tolist())
+        yield torch.stack([central_crop(image, img_size, crop_share, interpolation=interpolation) for image in whole])
 
 
 def normalise(

@@ -10,12 +10,13 @@ import torch
 from mae.data import arrays, builtin
 from mae.data.base import LabelledData as LabelledData
 from mae.data.base import LabelledSplit as LabelledSplit
-from mae.data.base import Names, check_classes, hold_out
 from mae.data.base import Source as Source
+from mae.data.base import check_classes, check_divisible, check_parts, hold_out
 from mae.data.files import FileSource, ZipSource, open_folder, open_list, open_zip
 from mae.errors import UsageError
 
 KNOWN = ("cifar10", "stl10", "imagenet", "builtin:photos", "builtin:digits")
+_WITH_PARTS = tuple(known for known in KNOWN if known != "imagenet")  # the others are files of the user's
 _TRAIN = ("train",)
 _TEST = ("test", "val", "validation")
 
@@ -45,16 +46,53 @@ def open_source(spec: str, *, data_root: Path) -> Source:
     return _training_part(_open_files(spec, data_root))
 
 
-def open_labelled(spec: str, *, data_root: Path) -> LabelledData:
+def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> LabelledData:
     """Labelled images for evaluation, divided into training and test part.
 
     In a folder or zip the class is the first directory, below `train/` and `test/` (or `val/`, `validation/`)
     where these exist; where they do not, a fifth of each class is held out by a hash of the names.
 
+    Args:
+        spec: a folder, a list, a zip or one of `KNOWN`; with `test` one that holds files, and all of it is trained
+            on, or its `train/` where it has one.
+        data_root: where known data sets lie or are downloaded to.
+        test: another folder, list or zip, all of which is tested on, or its `test/` (`val/`, `validation/`) where it
+            has one.
+
     Raises:
-        UsageError: as `open_source`; no class directories, fewer than two classes, or a test class never trained.
+        UsageError: as `open_source`; no class directories, fewer than two classes, or not the same in both parts; a
+            class of one image where a part must be held out.
         MAEError: a known data set that cannot be had.
     """
+    if test is not None:
+        for known in (spec, test):
+            if known in _WITH_PARTS:
+                raise UsageError(f"{known} has a test part of its own; give it alone, or two folders, lists or zips")
+        return _two_parts(_open_files(spec, data_root), _open_files(test, data_root))
+    if spec in _WITH_PARTS:
+        return _known(spec, data_root)
+    source = _open_files(spec, data_root)
+    directories = _directories(source)
+    if all(_within(directories, tops).any() for tops in (_TRAIN, _TEST)):
+        return _two_parts(source, source)
+    return _held_out(source)
+
+
+def open_held_out(spec: str, *, data_root: Path) -> Source:
+    """Images to judge a model on that needs no labels: the test part where there is one, else all.
+
+    Raises:
+        UsageError: as `open_source`.
+        MAEError: a known data set that cannot be had.
+    """
+    if spec in _WITH_PARTS:
+        return open_labelled(spec, data_root=data_root).test.source
+    source = _open_files(spec, data_root)
+    inside = np.flatnonzero(_within(_directories(source), _TEST))
+    return source.take(inside, f"test part, {len(inside):,} files") if len(inside) else source
+
+
+def _known(spec: str, data_root: Path) -> LabelledData:
     if spec == "builtin:photos":
         squares, test_squares = builtin.labelled_photo_tiles()
         train, test = _split(squares, squares.labels()), _split(test_squares, test_squares.labels())
@@ -65,12 +103,6 @@ def open_labelled(spec: str, *, data_root: Path) -> LabelledData:
         names = tuple(str(digit) for digit in range(10))
         train, test = _split(digits, labels), _split(test_digits, test_labels)
         return LabelledData(train=train, test=test, class_names=names, note=_note(train, test))
-    if spec in ("cifar10", "stl10"):
-        return _downloaded(spec, data_root)
-    return _labelled_files(_open_files(spec, data_root))
-
-
-def _downloaded(spec: str, data_root: Path) -> LabelledData:
     if spec == "cifar10":
         parts = [arrays.cifar10(data_root, train=train) for train in (True, False)]
     else:
@@ -137,39 +169,48 @@ def _training_part(source: FileSource | ZipSource) -> Source:
     return source.take(kept, f"train/ only, {len(kept):,} files; left out: {left_out}")
 
 
-def _labelled_files(source: FileSource | ZipSource) -> LabelledData:
+def _classified(source: FileSource | ZipSource, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
+    """The numbers of the files below the top folders `tops`, or of all where there are none, and their classes."""
     directories = _directories(source)
-    in_train, in_test = _within(directories, _TRAIN), _within(directories, _TEST)
-    if in_train.any():
+    inside = _within(directories, tops)
+    if inside.any():
         directories = [above[1:] for above in directories]
-        used = np.flatnonzero(in_train | in_test)
-    else:
-        in_test = np.zeros_like(in_test)
-        used = np.arange(len(source))
+    used = np.flatnonzero(inside) if inside.any() else np.arange(len(source))
     flat = [int(index) for index in used if not directories[index]]
     if flat:
         raise UsageError(
             f"{source.name} has no class folders: {source.item_name(flat[0])} lies in none; expected class/image.jpg"
         )
-    class_of = {int(index): directories[index][0] for index in used}
-    return _divided(source, class_of, in_test)
+    return used, [directories[index][0] for index in used]
 
 
-def _divided(source: FileSource | ZipSource, class_of: dict[int, str], in_test: np.ndarray) -> LabelledData:
-    used = np.array(list(class_of))
-    class_names = sorted({class_of[int(index)] for index in used if not in_test[index]})
+def _two_parts(source: FileSource | ZipSource, test_source: FileSource | ZipSource) -> LabelledData:
+    (used, classes), (test_used, test_classes) = _classified(source, _TRAIN), _classified(test_source, _TEST)
+    class_names = sorted(set(classes))
     check_classes(class_names, name=source.name)
-    unknown = sorted(set(class_of.values()) - set(class_names))
-    if unknown:
-        raise UsageError(f"{source.name}: the test class {unknown[0]!r} is not among the training classes")
+    check_parts(class_names, test_classes, name=test_source.name)
+    train = _files_split(source, used, _numbered(classes, class_names), "train")
+    test = _files_split(test_source, test_used, _numbered(test_classes, class_names), "test")
+    return LabelledData(train=train, test=test, class_names=tuple(class_names), note=_note(train, test))
+
+
+def _held_out(source: FileSource | ZipSource) -> LabelledData:
+    used, classes = _classified(source, _TRAIN)
+    class_names = sorted(set(classes))
+    check_classes(class_names, name=source.name)
+    check_divisible(classes, name=source.name)
+    labels = _numbered(classes, class_names)
+    testing = hold_out(source.names.take(used), labels)
+    train = _files_split(source, used[~testing], labels[~testing], "train")
+    test = _files_split(source, used[testing], labels[testing], "test")
+    note = f"{_note(train, test)}; no test part there: a fifth of each class was held out by name"
+    return LabelledData(train=train, test=test, class_names=tuple(class_names), note=note)
+
+
+def _numbered(classes: list[str], class_names: list[str]) -> np.ndarray:
     number = {name: position for position, name in enumerate(class_names)}
-    labels = np.array([number[class_of[int(index)]] for index in used])
-    testing, origin = in_test[used], ""
-    if not testing.any():
-        names: Names = source.names.take(used)
-        testing, origin = hold_out(names, labels), "; no test part there: a fifth of each class was held out by name"
-    train, test = (
-        _split(source.take(used[part], f"{label} part, {part.sum():,} files"), labels[part])
-        for part, label in ((~testing, "train"), (testing, "test"))
-    )
-    return LabelledData(train=train, test=test, class_names=tuple(class_names), note=_note(train, test) + origin)
+    return np.array([number[name] for name in classes])
+
+
+def _files_split(source: FileSource | ZipSource, used: np.ndarray, labels: np.ndarray, part: str) -> LabelledSplit:
+    return _split(source.take(used, f"{part} part, {len(used):,} files"), labels)

@@ -1,0 +1,100 @@
+"""What a loading process does: from the numbers and keys of some samples to their crops."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mae.data.augmentation import Augmentation, rand_augment, random_crop_boxes, resized_crop
+from mae.data.images import ImageSet
+from mae.data.limits import UnreadableImage
+from mae.randomness import Stream, seeds, uniform
+
+REPLACEMENTS = 16
+"""How many other images are tried for one that cannot be read."""
+
+
+class Piece(NamedTuple):
+    """A part of a micro-batch; see `RawBatch`. `images` is None if no replacement could be read."""
+
+    images: Tensor | None
+    keys: Tensor
+    ids: Tensor
+    shown: Tensor
+    unreadable: list[str]
+
+
+class Crops(Dataset[Piece]):
+    """Pieces of micro-batches, by the numbers and keys of their samples."""
+
+    def __init__(
+        self,
+        *,
+        images: ImageSet,
+        numbers: Int64[Tensor, " n"],
+        img_size: tuple[int, int],
+        augmentation: Augmentation,
+    ) -> None:
+        """Takes its settings.
+
+        Args:
+            images: where images are read from.
+            numbers: those that may replace one that cannot be read.
+            img_size: height and width of the crops in pixels.
+            augmentation: how images are cropped and changed.
+        """
+        self._images, self._numbers = images, numbers
+        self._img_size, self._augmentation = img_size, augmentation
+
+    def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
+        """The piece of these ids and keys."""
+        ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
+        unreadable: list[str] = []
+        with _one_thread():
+            found = [self._readable(number, key, unreadable) for number, key in zip(batch[0], keys, strict=True)]
+            loaded = [pair for pair in found if pair is not None]
+            shown = torch.tensor([number for number, _ in loaded])
+            whole = len(loaded) == len(found)
+            crops = self._cropped([image for _, image in loaded], keys) if whole else None
+        return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
+
+    def _readable(self, number: int, key: Tensor, unreadable: list[str]) -> tuple[int, Tensor] | None:
+        """The image with its number, or where it cannot be read the first readable one of those its key names."""
+        for candidate in itertools.chain([number], self._replacements(key)):
+            try:
+                return candidate, self._images.get(candidate)
+            except UnreadableImage as error:
+                unreadable.append(str(error))
+        return None
+
+    def _replacements(self, key: Tensor) -> Iterator[int]:
+        # A generator, so that nothing is drawn for an image that can be read.
+        drawn = uniform(key.reshape(1), REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
+        yield from self._numbers[(drawn * len(self._numbers)).long()].tolist()
+
+    def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
+        sizes = torch.tensor([image.shape[-2:] for image in loaded])
+        boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1], self._augmentation)
+        crops = [
+            resized_crop(image, tuple(box), flip, self._img_size)
+            for image, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
+        ]
+        if self._augmentation.rand_augment:
+            crops = [rand_augment(crop, seed) for crop, seed in zip(crops, seeds(keys, Stream.AUGMENT), strict=True)]
+        return torch.stack(crops)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One image is too little work to share: with two threads on two busy cores crops took up to 30 times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
