@@ -52,6 +52,7 @@ def test_the_official_recipe_to_the_letter():
         ({"lr": float("nan")}, "--lr is nan"),
         ({"warmup_epochs": -1.0}, "--warmup-epochs is -1"),
         ({"max_unreadable": 1.0}, "--max-unreadable is 1.0"),
+        ({"monitor_every": 0.0}, "--monitor-every is 0.0; expected a finite number above 0"),
         ({"epochs": float("inf")}, "--epochs is inf; expected a finite number"),
         ({"seed": 1 << 63}, "--seed is 9223372036854775808"),
         ({"betas": (0.9, 1.0)}, "--betas is"),

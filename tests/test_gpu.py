@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mae
-from mae.training.log import read_rows
+from mae.training.log import loss_rows, read_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in read_rows(folder / "metrics.jsonl")]
+    return [row["loss"] for row in loss_rows(read_rows(folder / "metrics.jsonl"))]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 1e-2)])

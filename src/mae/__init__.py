@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from mae.config import PretrainConfig as PretrainConfig
     from mae.errors import MAEError as MAEError
     from mae.errors import UsageError as UsageError
+    from mae.evaluation.embedding import embed as embed
+    from mae.evaluation.embedding import neighbours as neighbours
+    from mae.evaluation.extractors import Extractor as Extractor
+    from mae.evaluation.extractors import Preprocessing as Preprocessing
+    from mae.evaluation.record import Evaluation as Evaluation
+    from mae.evaluation.run import evaluate as evaluate
     from mae.models.config import ModelConfig as ModelConfig
     from mae.models.decoder import MAEDecoder as MAEDecoder
     from mae.models.encoder import Features as Features
@@ -30,6 +36,12 @@ _WHERE = {
     "PretrainConfig": "mae.config",
     "MAEError": "mae.errors",
     "UsageError": "mae.errors",
+    "embed": "mae.evaluation.embedding",
+    "neighbours": "mae.evaluation.embedding",
+    "Extractor": "mae.evaluation.extractors",
+    "Preprocessing": "mae.evaluation.extractors",
+    "Evaluation": "mae.evaluation.record",
+    "evaluate": "mae.evaluation.run",
     "ModelConfig": "mae.models.config",
     "MAEDecoder": "mae.models.decoder",
     "Features": "mae.models.encoder",

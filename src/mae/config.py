@@ -16,6 +16,7 @@ import tyro
 from mae import records
 from mae.errors import UsageError
 from mae.models.config import pair
+from mae.options import shown
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -40,17 +41,14 @@ _SIZE = tyro.constructors.PrimitiveConstructorSpec[tuple[int, int]](
 Size = Annotated[tuple[int, int], _SIZE]
 
 
-def _shown(hint: str, metavar: str) -> Any:
-    """How an option whose value is chosen when the run starts is shown in the help."""
-    return tyro.conf.arg(help_behavior_hint=f"(default: {hint})", metavar=metavar)
-
-
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Statistics = Literal["data", "imagenet"]
 
-# What a resumed run may change: where and how fast it computes, not what.
-MACHINE_FIELDS = frozenset({"out", "data_root", "device", "workers", "compile", "accumulate", "save_every"})
+# What a resumed run may change: where and how fast it computes and what is looked at, not what is learned.
+MACHINE_FIELDS = frozenset(
+    {"out", "data_root", "device", "workers", "compile", "accumulate", "save_every", "monitor", "monitor_every"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,39 +63,39 @@ class PretrainConfig:
     """Images: a folder, a list file, a .zip, builtin:photos, builtin:digits, cifar10, stl10 or imagenet."""
     recipe: str = "default"
     """Where the defaults come from: a name of 'mae list recipes', or a run's config.json."""
-    out: Annotated[Path | None, _shown("a new one under runs/", "DIR")] = None
+    out: Annotated[Path | None, shown("a new one under runs/", "DIR")] = None
     """Run folder."""
     data_root: Path = Path("data")
     """Where sets known by name are kept."""
 
-    model: Annotated[str | None, _shown("by image size and device", "NAME")] = None
+    model: Annotated[str | None, shown("by image size and device", "NAME")] = None
     """A name of 'mae list models'."""
-    img_size: Annotated[Size | None, _shown("the model's", "SIDE|HxW")] = None
+    img_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
     """Height and width the images are cropped to."""
-    patch_size: Annotated[Size | None, _shown("the model's", "SIDE|HxW")] = None
+    patch_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
     """Height and width of a patch."""
-    in_chans: Annotated[int | None, _shown("the data's", "C")] = None
+    in_chans: Annotated[int | None, shown("the data's", "C")] = None
     """Channels."""
     mask_ratio: float = 0.75
     """Share of patches hidden."""
     norm_pix_loss: bool = True
     """Predict patches standardised one by one: better features. Off: pictures need no help."""
-    mlp_ratio: Annotated[float | None, _shown("the model's", "RATIO")] = None
+    mlp_ratio: Annotated[float | None, shown("the model's", "RATIO")] = None
     """Hidden width of the MLPs over the token width."""
-    cls_token: Annotated[bool | None, _shown("the model's", "{True,False}")] = None
+    cls_token: Annotated[bool | None, shown("the model's", "{True,False}")] = None
     """Whether a class token leads the sequence."""
-    pos_embed: Annotated[Literal["sincos2d", "learned"] | None, _shown("the model's", "{sincos2d,learned}")] = None
+    pos_embed: Annotated[Literal["sincos2d", "learned"] | None, shown("the model's", "{sincos2d,learned}")] = None
     """Fixed or trained positions."""
 
-    epochs: Annotated[float | None, _shown("100, unless --steps is given", "E")] = None
+    epochs: Annotated[float | None, shown("100, unless --steps is given", "E")] = None
     """Passes over the images."""
-    steps: Annotated[int | None, _shown("from --epochs", "S")] = None
+    steps: Annotated[int | None, shown("from --epochs", "S")] = None
     """Optimizer steps, instead of --epochs."""
-    batch_size: Annotated[int | None, _shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
+    batch_size: Annotated[int | None, shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
     """Images per optimizer step, over all processes and --accumulate parts."""
     accumulate: int = 1
     """Parts a batch is computed in, to save memory; the batch stays what it is."""
-    lr: Annotated[float | None, _shown("from --base-lr", "RATE")] = None
+    lr: Annotated[float | None, shown("from --base-lr", "RATE")] = None
     """Peak learning rate, as it is."""
     base_lr: float | None = None
     """Peak learning rate for a batch of 256; scaled with the batch."""
@@ -107,7 +105,7 @@ class PretrainConfig:
     """AdamW's weight decay, not on biases and norms."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of its two averages."""
-    warmup_epochs: Annotated[float | None, _shown("a tenth of the run", "E")] = None
+    warmup_epochs: Annotated[float | None, shown("a tenth of the run", "E")] = None
     """Passes over which the rate rises from 0."""
     clip_grad: float | None = 1.0
     """Largest norm of the gradient; None: no clipping."""
@@ -117,17 +115,22 @@ class PretrainConfig:
     max_unreadable: float = 0.001
     """Share of unreadable images above which the run stops."""
 
+    monitor: Annotated[str | None, shown("label-free numbers alone", "LABELLED")] = None
+    """Labelled images to watch k-NN and a probe on as the run goes; they are looked at, never trained on."""
+    monitor_every: Annotated[float | None, shown("an eighth of the run, more in a short one", "E")] = None
+    """Passes over the images between two looks at the features."""
+
     precision: Precision = "auto"
     """auto: bf16 where the device has it, fp32 elsewhere."""
     device: Device = "auto"
     """auto: CUDA, else Apple's MPS, else the CPU."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    workers: Annotated[int | None, _shown("by device and data", "W")] = None
+    workers: Annotated[int | None, shown("by device and data", "W")] = None
     """Processes that load images."""
     seed: int = 0
     """Decides weights, order, crops and masks."""
-    save_every: Annotated[int | None, _shown("one every ten minutes", "STEPS")] = None
+    save_every: Annotated[int | None, shown("one every ten minutes", "STEPS")] = None
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
@@ -151,6 +154,7 @@ class PretrainConfig:
             "save_every",
             "in_chans",
             "clip_grad",
+            "monitor_every",
         )
         rules: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
             (above_0, "a finite number above 0", lambda value: 0 < value < inf),

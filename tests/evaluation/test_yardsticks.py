@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mae.errors import UsageError
-from mae.evaluation.yardsticks import measure_yardsticks
+from mae.evaluation.yardsticks import measure_yardsticks, predict_mean_of_visible, predict_nearest_visible
 from mae.losses.reconstruction import MeanSquaredError
 from mae.masking.random import RandomMasking
 from mae.targets.pixels import PixelTarget
@@ -69,6 +69,20 @@ def test_visible_patches_count_nothing_when_all_are_predicted():
     images, plan = batch(0)
     found = measure_yardsticks(target, [(images, plan.predict_all())], (P, Q))
     assert found.as_dict() == pytest.approx(measure_yardsticks(target, [(images, plan)], (P, Q)).as_dict())
+
+
+def test_guesses_come_for_the_tokens_asked_for():
+    images, plan = batch(0, size=3)
+    values = PixelTarget(patch_size=(P, Q), norm_pix=False)(images)
+    everywhere, seen = plan.predict_all(), ~plan.hidden
+    nearest = predict_nearest_visible(values, everywhere, GRID)
+    assert torch.equal(nearest[seen], values[seen])  # nothing is nearer to a visible patch than itself
+    mean = predict_mean_of_visible(values, everywhere, 2)
+    for whole, part in [
+        (nearest, predict_nearest_visible(values, plan, GRID)),
+        (mean, predict_mean_of_visible(values, plan, 2)),
+    ]:
+        assert torch.equal(whole.gather(1, plan.predicted.unsqueeze(-1).expand_as(part)), part)
 
 
 def test_zero_on_norm_pix_is_nearly_one():

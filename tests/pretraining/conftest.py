@@ -10,7 +10,16 @@ from PIL import Image
 
 import mae
 
-TINY = {"model": "mae_vit_lesson_patch4", "batch_size": 32, "steps": 6, "workers": 0, "save_every": 2, "device": "cpu"}
+TINY = {
+    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 32, "steps": 6, "workers": 0,
+    "save_every": 2, "device": "cpu", "quiet": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """The options of that run, for a test that starts it otherwise."""
+    return TINY
 
 
 @pytest.fixture
@@ -19,8 +28,7 @@ def pretrain(tmp_path: Path) -> Callable[..., mae.PretrainResult]:
 
     def run(name: str = "run", **options: Any) -> mae.PretrainResult:
         source = options.pop("source", "builtin:digits")
-        given = {**TINY, "img_size": 8, "patch_size": 2, **options}
-        return mae.pretrain(source, out=tmp_path / name, quiet=True, **given)
+        return mae.pretrain(source, out=tmp_path / name, **{**TINY, **options})
 
     return run
 

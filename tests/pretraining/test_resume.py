@@ -13,7 +13,7 @@ import torch
 
 import mae
 from mae.errors import UsageError
-from mae.training.log import read_rows
+from mae.training.log import loss_rows, read_rows
 
 Run = Callable[..., mae.PretrainResult]
 ARGS = (
@@ -29,7 +29,7 @@ def start(out: Path, *more: str) -> subprocess.Popen[str]:
 
 def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
     deadline = time.monotonic() + 120
-    while len(read_rows(out / "metrics.jsonl")) < step:
+    while len(loss_rows(read_rows(out / "metrics.jsonl"))) < step:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -42,8 +42,11 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def assert_same_end(one: Path, other: Path) -> None:
     first, second = weights(one), weights(other)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    losses = [[(row["step"], row["loss"]) for row in read_rows(run / "metrics.jsonl")] for run in (one, other)]
-    assert losses[0] == losses[1]
+    measured = [
+        [(row["step"], row.get("loss"), row.get("evaluation")) for row in read_rows(run / "metrics.jsonl")]
+        for run in (one, other)
+    ]
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.slow
@@ -136,7 +139,7 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
     args = ["pretrain", *ARGS.split(), "--steps", "12", "--accumulate", "2", "--out", str(tmp_path / "two")]
     done = subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("one", "two")]
+    rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("one", "two")]
     assert [row["step"] for row in rows[1]] == list(range(1, 13))
     for alone, together in zip(*rows, strict=True):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)

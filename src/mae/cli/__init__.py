@@ -13,6 +13,8 @@ from mae.version import __version__
 COMMANDS = {
     "pretrain": ("mae.cli.pretrain", "train a masked autoencoder on images"),
     "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
+    "embed": ("mae.cli.embed", "write a model's features of images to a file"),
+    "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
     "list": ("mae.cli.listing", "list models or recipes"),
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
@@ -28,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, code=2)
     except (MAEError, OSError) as error:
         return _complain(error, code=1)
-    except KeyboardInterrupt:
-        return _complain("interrupted", code=130)
+    except KeyboardInterrupt as stop:
+        return _complain(str(stop) or "interrupted", code=130)
 
 
 def _dispatch(args: list[str]) -> int:

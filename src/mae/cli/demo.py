@@ -19,22 +19,17 @@ def demo(out: Path | None = None, steps: int | None = None) -> int:
     """
     from rich.console import Console
 
-    from mae.cli.evaluate import show_knn
     from mae.cli.pretrain import stopped
-    from mae.data.sources import open_labelled
-    from mae.evaluation.labelled import knn_on
+    from mae.evaluation.run import evaluate
     from mae.pretraining.run import run_pretraining
     from mae.recipes import recipe_config
-    from mae.training.device import choose_device
 
     console = Console()
     config = recipe_config("demo").override({"out": out} if steps is None else {"out": out, "steps": steps})
     result = run_pretraining(config, given=(), resume=False, console=console)
     if not result.finished:
         return stopped(console, result)
-    model = result.load_model().to(choose_device("auto"))
-    report = knn_on(model, open_labelled(config.source, data_root=config.data_root))
     console.print("\nWhich photograph is a square cut from? The squares that are judged were never trained on.")
-    show_knn(console, report, config.source)
+    evaluate("knn", result.folder, data=config.source, data_root=config.data_root, ks=[20])
     console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
     return 0

@@ -1,70 +1,99 @@
 """`mae evaluate PROTOCOL MODEL --data LABELLED`."""
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from mae.config import Device
+from mae.options import shown
+from mae.records import check_known
 
-if TYPE_CHECKING:
-    from rich.console import Console
+# What stands here is shown without loading PyTorch; each protocol's own help loads its file.
+_PROTOCOLS = {
+    "knn": "the nearest training images vote on each test image",
+    "linear_probe": "a linear classifier on frozen features: the quick one, or the official recipe",
+    "attentive_probe": "a learned query over frozen patch tokens, and a linear classifier",
+    "finetune": "train the encoder itself: all of it, its last blocks, LoRA or biases; or from scratch",
+    "reconstruction": "how good the pictures of hidden pixels are (needs no labels)",
+    "label_free": "how spread out the features are (needs no labels)",
+    "all": "the cheap ones of these, on one page",
+}
 
-    from mae.evaluation.comparison import KnnReport
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every protocol is told."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """A run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH."""
+    data: str
+    """Labelled images: a folder or .zip with a folder a class, cifar10, stl10, builtin:photos or builtin:digits."""
+    test: Annotated[str | None, shown("the test part of --data", "LABELLED")] = None
+    """Labelled images to test on."""
+    out: Annotated[Path | None, shown("the run's folder, or one under runs/ named after the model", "DIR")] = None
+    """Where results and features are kept."""
+    data_root: Path = Path("data")
+    """Where sets known by name are kept."""
+    device: Device = "auto"
+    """auto: CUDA, else Apple's MPS, else the CPU."""
+    seed: int = 0
+    """Decides what the protocol draws."""
+    overlap: Literal["error", "drop"] = "error"
+    """Test images that are among the training images: an error, or left out of the test."""
 
 
 def run(args: list[str]) -> int:
     """Judge a model's features and print the numbers beside what they must beat."""
-    return tyro.cli(evaluate, args=args, prog="mae evaluate")
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    name, rest = args[0], args[1:]
+    check_known([name], list(_PROTOCOLS), what="protocol")
+    return _all(rest) if name == "all" else _one(name, rest)
 
 
-def evaluate(
-    protocol: Annotated[Literal["knn"], tyro.conf.Positional],
-    model: Annotated[Path, tyro.conf.Positional],
-    data: str,
-    data_root: Path = Path("data"),
-    k: int = 20,
-    device: Device = "auto",
-) -> int:
-    """Tell how good a model's features are.
+def _help() -> str:
+    lines = "".join(f"  {name:<16} {what}\n" for name, what in _PROTOCOLS.items())
+    return (
+        "usage: mae evaluate PROTOCOL MODEL --data LABELLED ...\n\nTell how good a model's features are.\n\n"
+        f"protocols:\n{lines}\n'mae evaluate PROTOCOL --help' tells more of each.\n"
+    )
 
-    Args:
-        protocol: knn: the nearest training images vote on each test image.
-        model: a run folder, one of its checkpoints or a .safetensors file.
-        data: labelled images: a folder or .zip with a folder for each class (perhaps below train/ and test/),
-            cifar10, stl10, builtin:photos or builtin:digits.
-        data_root: where sets known by name are kept.
-        k: how many neighbours vote.
-        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
-    """
-    from rich.console import Console
 
-    from mae.data.sources import open_labelled
-    from mae.errors import UsageError
-    from mae.evaluation.labelled import knn_on
-    from mae.pretraining.run import load
-    from mae.training.device import choose_device
+def _one(name: str, args: list[str]) -> int:
+    from mae.evaluation.run import find_protocol
 
-    if k < 1:
-        raise UsageError(f"--k is {k}; expected 1 or more")
-    trained = load(model).to(choose_device(device))
-    labelled = open_labelled(data, data_root=data_root)
-    show_knn(Console(), knn_on(trained, labelled, k=k), data)
+    kind = find_protocol(name)
+
+    def evaluate(
+        request: Annotated[Request, tyro.conf.arg(name="")],
+        protocol: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
+    ) -> tuple[Request, Any]:
+        return request, protocol
+
+    request, protocol = tyro.cli(
+        evaluate, args=args, prog=f"mae evaluate {name}", description=f"{name}: {_PROTOCOLS[name]}."
+    )
+    _evaluator(request).judge(name, protocol)
     return 0
 
 
-def show_knn(console: "Console", report: "KnnReport", data: str) -> None:
-    """Print a k-NN accuracy beside its comparators."""
-    from mae.report.console import show_table
+def _all(args: list[str]) -> int:
+    from rich.console import Console
 
-    show_table(
-        console,
-        f"k-NN on {data}: the {report.k} nearest of {report.n_train:,} images vote on each of {report.n_test:,}",
-        [
-            ("this model", f"{report.accuracy:.1%}"),
-            ("random weights", f"{report.random_weights:.1%}"),
-            ("raw pixels", f"{report.raw_pixels:.1%}"),
-            ("commonest class", f"{report.majority:.1%}"),
-            ("chance", f"{report.chance:.1%}"),
-        ],
-    )
+    request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_PROTOCOLS['all']}.")
+    page = _evaluator(request).judge_all()
+    Console().print(f"\nLook at {page}", soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def _evaluator(request: Request) -> Any:
+    from rich.console import Console
+
+    from mae.evaluation.run import Evaluator
+
+    values = dict(vars(request))
+    return Evaluator(values.pop("model"), **values, console=Console())

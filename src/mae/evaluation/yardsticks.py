@@ -53,8 +53,8 @@ def measure_yardsticks(
         values = target(images)  # [B, N, P]
         true = _take(values, plan.predicted)
         weight = torch.ones(true.shape[:2], device=true.device) if plan.weight is None else plan.weight
-        mean = _mean_of_visible(values, plan, images.shape[1])
-        for number, guess in enumerate((torch.zeros_like(true), mean, _nearest(values, plan, grid))):
+        mean = predict_mean_of_visible(values, plan, images.shape[1])
+        for number, guess in enumerate((torch.zeros_like(true), mean, predict_nearest_visible(values, plan, grid))):
             per_patch = (guess.float() - true.float()).square().mean(dim=-1)  # [B, M]
             total[number] += (per_patch * weight).cpu().double().sum()  # there first: MPS has no float64
         count += float(weight.cpu().double().sum())
@@ -64,20 +64,35 @@ def measure_yardsticks(
     return Yardsticks(zero=zero, mean_of_visible=mean_of_visible, nearest_visible=nearest_visible)
 
 
-def _take(values: Float[Tensor, "B N P"], tokens: Tensor) -> Float[Tensor, "B M P"]:
-    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+def predict_mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, channels: int) -> Float[Tensor, "B M P"]:
+    """For the tokens in `plan.predicted`: each image's mean of its visible patches, channel by channel.
 
-
-def _mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, channels: int) -> Float[Tensor, "B M P"]:
+    Args:
+        values: what each patch holds, with the channel last.
+        plan: which patches are visible and which are predicted.
+        channels: number of channels.
+    """
     visible = _take(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
     mean = visible.mean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
     return mean.expand(-1, plan.predicted.shape[1], visible.shape[2], -1).flatten(2)
 
 
-def _nearest(values: Float[Tensor, "B N P"], plan: MaskPlan, grid: Grid) -> Float[Tensor, "B M P"]:
-    """Euclidean distance on the grid; of equally near patches the lowest number."""
+def predict_nearest_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, grid: Grid) -> Float[Tensor, "B M P"]:
+    """For the tokens in `plan.predicted`: what the nearest visible patch holds.
+
+    Euclidean distance on the grid; of equally near patches the lowest number.
+
+    Args:
+        values: what each patch holds.
+        plan: which patches are visible and which are predicted.
+        grid: rows and columns of patches.
+    """
     visible = plan.visible.sort(dim=1).values
     rows = plan.predicted.unsqueeze(2) // grid[1] - visible.unsqueeze(1) // grid[1]  # [B, M, V]
     columns = plan.predicted.unsqueeze(2) % grid[1] - visible.unsqueeze(1) % grid[1]
     nearest = (rows.square() + columns.square()).argmin(dim=2)  # whole numbers, and argmin takes the first
     return _take(values, visible.gather(1, nearest))
+
+
+def _take(values: Float[Tensor, "B N P"], tokens: Tensor) -> Float[Tensor, "B M P"]:
+    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.pretraining.monitor import steps_between_looks, summarise_monitoring
 from mae.pretraining.parts import num_workers
 from mae.pretraining.settle import Prepared
 from mae.records import write_json
@@ -16,7 +17,7 @@ from mae.report.console import NO_YARDSTICK, against, duration, show_table
 from mae.report.curves import draw_curve
 from mae.training.checkpoint import find_checkpoint
 from mae.training.engine import Trainer
-from mae.training.log import read_rows
+from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
 
 _SHOWN_UNREADABLE = 5
@@ -39,6 +40,7 @@ def show_header(
             ("rate", _describe_rate(prepared, trainer)),
             ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
             ("compute", _describe_compute(prepared, trainer)),
+            ("watched", _describe_watching(prepared)),
             ("yardsticks", ", ".join(f"{name} {loss:.4f}" for name, loss in yardsticks.as_dict().items())),
         ],
     )
@@ -91,10 +93,17 @@ def _describe_compute(prepared: Prepared, trainer: Trainer) -> str:
     return f"{prepared.device}, {trainer.settings.precision}{compiled}; {num_workers(prepared)} loader process(es)"
 
 
+def _describe_watching(prepared: Prepared) -> str:
+    lent = prepared.config.monitor
+    judged = "" if lent is None else f"; k-NN and probe on {lent}, looked at alone"
+    return f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{judged}"
+
+
 def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> dict[str, Any]:
     """The run in numbers, written to `summary.json`; the loss is the mean over the last twentieth of the run."""
     folder = prepared.folder
-    rows = read_rows(folder.metrics)
+    every_row = read_rows(folder.metrics)
+    rows = loss_rows(every_row)
     last = rows[-max(1, len(rows) // 20) :]
     loss, baseline = sum(row["loss"] for row in last) / len(last), yardsticks.mean_of_visible
     draw_curve(rows, yardsticks=yardsticks.as_dict(), path=folder.curve, title=f"{prepared.config.model}")
@@ -107,6 +116,7 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
         "loss": loss,
         "yardsticks": yardsticks.as_dict(),
         "loss_over_mean_predictor": loss / baseline if baseline >= NO_YARDSTICK else None,
+        "evaluation": summarise_monitoring(every_row),
         "seconds": trainer.seconds,
         "images_per_second": _speed(rows),
         "unreadable": list(prepared.images.unreadable),
@@ -117,6 +127,16 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
     }
     write_json(folder.summary, summary)
     return summary
+
+
+def _describe_watched(watched: Mapping[str, float | None]) -> str:
+    """What was watched of the features: where it began, where it ended, and the best there was on the way."""
+    shape = ".1%" if "best" in watched else ".3g"
+    last = "not measured" if watched["last"] is None else format(watched["last"], shape)
+    text = f"{last} at the end, {format(watched['first'], shape)} at the first look"
+    if "best" not in watched:
+        return text
+    return f"{text} (best {watched['best']:.1%} after step {watched['best_step']:,.0f}; the last model is the one kept)"
 
 
 def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -134,6 +154,7 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
         "Finished",
         [
             ("loss", f"{summary['loss']:.4f}, {against(summary['loss'], baseline)} ({baseline:.4f})"),
+            *((name, _describe_watched(watched)) for name, watched in summary["evaluation"].items()),
             ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
             ("model", str(folder.root / (summary["checkpoint"] or ""))),
             ("pictures", str(folder.root / summary["panel"])),

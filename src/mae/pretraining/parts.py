@@ -27,7 +27,8 @@ from mae.training.schedule import WarmupCosine
 
 NUM_PANEL_IMAGES = 8
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
-_FIXED_EPOCH = -1  # images and masks of the panels are drawn as in no epoch of any run
+FIXED_EPOCH = -1
+"""What is always looked at alike, images and masks of the panels, is drawn as in no epoch of any run."""
 
 
 def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
@@ -136,11 +137,11 @@ def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:
 def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int], None]:
     """A function that draws the same images under the same masks each time it is called."""
     config = prepared.model_config
-    order = permutation(prepared.config.seed, _FIXED_EPOCH, len(prepared.images))
-    shown = list(islice(_readable(prepared.images, order.tolist()), NUM_PANEL_IMAGES))
+    order = permutation(prepared.config.seed, FIXED_EPOCH, len(prepared.images))
+    shown = list(islice(readable(prepared.images, order.tolist()), NUM_PANEL_IMAGES))
     crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
     images = normalise(crops.to(prepared.device), *prepared.statistics())
-    keys = sample_keys(prepared.config.seed, _FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
+    keys = sample_keys(prepared.config.seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
     plan = model.masking.plan(config.grid, keys.to(prepared.device))
 
     def draw(step: int) -> None:
@@ -152,7 +153,7 @@ def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int]
     return draw
 
 
-def _readable(images: ImageSet, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+def readable(images: ImageSet, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """Numbers and pixels of the images that can be read, in an order."""
     for number in order:
         try:

@@ -1,6 +1,5 @@
 """The run itself."""
 
-import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,18 +11,19 @@ from rich.console import Console
 
 from mae.config import PretrainConfig
 from mae.data.loaders import explained_worker_failure
-from mae.errors import MAEError, UsageError
+from mae.errors import UsageError
 from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model
 from mae.models.zoo import build_model
+from mae.pretraining.monitor import make_monitor
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, make_trainer, panel_drawer, yardsticks_of
 from mae.pretraining.settle import Prepared, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.console import ProgressDisplay
 from mae.training.checkpoint import find_checkpoint, remove_leftovers
-from mae.training.device import choose_device
+from mae.training.device import choose_device, explained_memory_failure
 from mae.training.distributed import join_world
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.log import JsonLines, Observer, TensorBoard
@@ -115,15 +115,9 @@ def run_pretraining(
             folder.check_new()
         if not config.source:
             raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
-        return _run(prepare(config, folder, device, world, resume=resume), console)
-    except RuntimeError as error:
-        # CUDA has a class of its own for it, the CPU and MPS only these words.
-        if not isinstance(error, torch.OutOfMemoryError) and not re.search("out of memory|allocate memory", str(error)):
-            raise
-        raise MAEError(
-            f"the device ran out of memory: {str(error).splitlines()[0]}; compute the same batch in parts with "
-            f"--accumulate {2 * config.accumulate}"
-        ) from error
+        in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
+        with explained_memory_failure(in_parts):
+            return _run(prepare(config, folder, device, world, resume=resume), console)
     finally:
         world.leave()
 
@@ -139,18 +133,25 @@ def _run(prepared: Prepared, console: Console) -> PretrainResult:
     if newest is not None:
         trainer.resume(newest)
     yardsticks = yardsticks_of(prepared, model)
+    # Made before anything is written: images that cannot be used must not leave a run begun.
+    tasks = _make_tasks(prepared, model, console) if prepared.world.is_main else []
     show_header(console, prepared, model, trainer, yardsticks)
     if prepared.config.compile:
         model.compile()
-    finished = _train(prepared, model, trainer, yardsticks, console)
+    finished = _train(prepared, trainer, tasks, yardsticks, console)
     summary = summarise(prepared, trainer, yardsticks) if finished and prepared.world.is_main else {}
     if summary:
         show_summary(console, prepared.folder, summary)
     return PretrainResult(folder=prepared.folder.root, finished=finished, summary=summary)
 
 
+def _make_tasks(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> list[PeriodicTask]:
+    panels = PeriodicTask(every=max(1, prepared.total_steps // 8), run=panel_drawer(prepared, model))
+    return [panels, make_monitor(prepared, model, console)]
+
+
 def _train(
-    prepared: Prepared, model: MaskedAutoencoder, trainer: Trainer, yardsticks: Yardsticks, console: Console
+    prepared: Prepared, trainer: Trainer, tasks: list[PeriodicTask], yardsticks: Yardsticks, console: Console
 ) -> bool:
     if not prepared.world.is_main:
         return trainer.run()
@@ -169,6 +170,5 @@ def _train(
         ]
         for observer in observers:
             stack.callback(observer.close)
-        panels = PeriodicTask(every=max(1, prepared.total_steps // 8), run=panel_drawer(prepared, model))
         with explained_worker_failure():
-            return trainer.run(observers=observers, tasks=[panels])
+            return trainer.run(observers=observers, tasks=tasks)

@@ -128,6 +128,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
     return replace(
         config,
         source=_absolute(config.source),
+        monitor=None if config.monitor is None else _absolute(config.monitor),
         data_root=config.data_root.resolve(),
         precision=choose_precision(config.precision, device),  # type: ignore[arg-type]
         model=name,

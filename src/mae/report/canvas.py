@@ -1,11 +1,15 @@
 """What the pictures share: text measured in pixels, and a file that is whole or not there."""
 
 import os
-from contextlib import suppress
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import floor
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 from mae.errors import MAEError
 
@@ -16,6 +20,9 @@ DPI = 100
 INK, FAINT = "#1a1a1a", "#6b6b6b"
 _PIXELS_PER_POINT = DPI / 72
 _MEAN_LETTER = 0.54  # of the font's size: matplotlib's own font, English text, on the safe side
+_HARMLESS = "\n\t\u200c\u200d"  # lines, tabs and the joiners that some scripts need
+_MAX_MARKS = 2  # combining marks in a row: more of them would climb over the lines above
+_LONGEST = 400  # characters looked at; none of the places for a name holds more
 
 
 def new_figure(width: int, height: int) -> "Figure":
@@ -28,9 +35,46 @@ def new_figure(width: int, height: int) -> "Figure":
     return figure
 
 
+def visible(text: str) -> str:
+    """The text with a mark (U+FFFD) for each sign that is no text: control, direction, half of a surrogate pair.
+
+    File names may hold anything; such signs would turn the text around it, clear a terminal or fail to be encoded.
+    Lines and tabs stay; of many accents on one letter the first few do.
+    """
+    kept, marks = [], 0
+    for sign in text:
+        kind = category(sign)[0]
+        marks = marks + 1 if kind == "M" else 0
+        if marks <= _MAX_MARKS:
+            kept.append("\ufffd" if kind == "C" and sign not in _HARMLESS else sign)
+    return "".join(kept)
+
+
+def fit_text(text: str, *, width: float, size: float, bold: bool = False) -> str:
+    """A name in one line of at most `width` pixels at a font size in points, without its middle where it is long."""
+    line = " ".join(visible(text).split())
+    if len(line) > _LONGEST:
+        line = _shortened(line, _LONGEST)
+    if text_width(line, size, bold=bold) <= width:
+        return line
+    lengths = range(1, len(line))
+    fitting = bisect_right(lengths, width, key=lambda length: text_width(_shortened(line, length), size, bold=bold))
+    return _shortened(line, max(1, fitting))
+
+
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
+    """Pixels that one line takes at a font size in points."""
+    from matplotlib.backends.backend_agg import RendererAgg  # here: matplotlib takes long to import
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(size=size, weight="bold" if bold else "normal")
+    with _without_glyph_warnings():
+        return RendererAgg(1, 1, DPI).get_text_width_height_descent(text, font, ismath=False)[0]
+
+
 def wrap_text(text: str, *, width: int, size: float) -> list[str]:
     """The text in lines that fit into `width` pixels at a font size in points."""
-    return wrap(text, max(8, floor(width / (_MEAN_LETTER * size * _PIXELS_PER_POINT))))
+    return wrap(visible(text), max(8, floor(width / (_MEAN_LETTER * size * _PIXELS_PER_POINT))))
 
 
 def line_height(size: float) -> int:
@@ -43,6 +87,44 @@ def readable(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.3g}"
 
 
+def write_lines(
+    figure: "Figure",
+    place: tuple[float, float],
+    lines: Sequence[str],
+    size: float,
+    *,
+    bold: bool = False,
+    colour: str = INK,
+    align: str = "left",
+    rotation: float = 0,
+) -> None:
+    """Write lines below one another, the first one's upper end at `place`, in pixels from the figure's top left.
+
+    Args:
+        figure: where.
+        place: across and down.
+        lines: text as it is; nothing in it is a formula.
+        size: of the font in points.
+        bold: heavier.
+        colour: of the letters.
+        align: `left`, `center` or `right` of `place`.
+        rotation: degrees, counterclockwise.
+    """
+    for number, line in enumerate(lines):
+        figure.text(
+            place[0] / figure.bbox.width,
+            1 - (place[1] + number * line_height(size)) / figure.bbox.height,
+            line,
+            fontsize=size,
+            fontweight="bold" if bold else "normal",
+            color=colour,
+            ha=align,
+            va="top",
+            rotation=rotation,
+            parse_math=False,  # a title may hold a dollar sign
+        )
+
+
 def save_png(figure: "Figure", path: Path) -> None:
     """Write the figure; an existing file is replaced at once or stays.
 
@@ -52,10 +134,25 @@ def save_png(figure: "Figure", path: Path) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white")
+        with _without_glyph_warnings():
+            figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white")
         unfinished.replace(path)
     except OSError as error:
         raise MAEError(f"cannot write the picture {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
             unfinished.unlink()
+
+
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """A sign that the font does not have is drawn as a box; a warning for each would fill the terminal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*[Gg]lyph.*")
+        yield
+
+
+def _shortened(line: str, length: int) -> str:
+    """The line's two ends around an ellipsis, `length` characters in all: files and classes often differ there."""
+    kept = length - 1
+    return f"{line[: kept - kept // 2]}…{line[len(line) - kept // 2 :]}"

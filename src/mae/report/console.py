@@ -55,10 +55,10 @@ class ProgressDisplay:
         console: where to show it.
         total_steps: steps of the whole run.
         start_step: steps done before this part of it.
-        mean_baseline: loss of the mean-colour predictor.
+        mean_baseline: loss of the mean-colour predictor; None where the loss has no such yardstick.
     """
 
-    def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float) -> None:
+    def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float | None) -> None:
         self._console = console
         self._total = total_steps
         self._start_step = start_step
@@ -73,7 +73,11 @@ class ProgressDisplay:
             self._bar.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Show the newest numbers."""
+        """Show the newest numbers; those of an evaluation on a line that stays."""
+        if "evaluation" in row:
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in row["evaluation"].items())
+            self._console.print(f"step {row['step']}  {numbers}", highlight=False, soft_wrap=True, markup=False)
+            return
         text = self._describe(row)
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], description=text)
@@ -84,8 +88,9 @@ class ProgressDisplay:
     def _describe(self, row: Mapping[str, Any]) -> str:
         done = row["step"] - self._start_step
         left = (time.monotonic() - self._began) / done * (self._total - row["step"])
+        beside = "" if self._baseline is None else f" ({against(row['loss'], self._baseline)})"
         return (
-            f"step {row['step']}/{self._total}  loss {row['loss']:.4f} ({against(row['loss'], self._baseline)})  "
+            f"step {row['step']}/{self._total}  loss {row['loss']:.4f}{beside}  "
             f"lr {row['lr']:.2e}  {row['images_per_second']:,.0f} images/s  waiting for data {row['data_wait']:.0%}  "
             f"ETA {duration(left)}"
         )

@@ -1,17 +1,43 @@
-"""The loss of a run over the samples it has seen, between the yardsticks that give it a meaning."""
+"""Numbers over the length of a run, between the levels that give them a meaning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mae.errors import UsageError
-from mae.report.canvas import FAINT, INK, new_figure, readable, save_png
+from mae.report.canvas import FAINT, INK, fit_text, new_figure, readable, save_png, text_width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 1000, 560  # pixels
-_LINE_COLOUR = "#b5367a"
+_LINE_COLOURS = ("#b5367a", "#2166ac", "#c8701a", "#2a7f52", "#6a4c93", "#7a5230")  # told apart by the colour-blind
 _LABEL_DISTANCE = 0.052  # of the axis' height: a line of text
+_LABEL_SIZE, _LABEL_WIDTH = 10.0, 215  # points, pixels
+_TITLE_SIZE = 14.0  # points
 _HEADROOM = 1.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What is drawn over the length of a run.
+
+    Attributes:
+        label: printed at its end, before its last finite value.
+        x: where it was measured, rising.
+        y: what was measured; a value that is not finite leaves a gap.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+    @property
+    def last(self) -> float:
+        """The last finite value, of which there must be one."""
+        return next(value for value in reversed(self.y) if isfinite(value))
 
 
 def draw_curve(
@@ -30,49 +56,96 @@ def draw_curve(
         UsageError: no row holds a finite loss.
         MAEError: the file cannot be written.
     """
-    rows = [row for row in metrics if row.get("samples") is not None and row.get("loss") is not None]
-    samples = [float(row["samples"]) for row in rows]
-    losses = [float(row["loss"]) for row in rows]
-    last = next((loss for loss in reversed(losses) if isfinite(loss)), None)
-    if last is None:
+    line = read_line(metrics, x="samples", y="loss", label="this run")
+    if line is None:
         raise UsageError(f"no loss to draw: none of {len(metrics)} rows holds 'samples' and a finite 'loss'")
+    draw_lines([line], levels=yardsticks, names=("samples seen", "loss"), show=readable, path=path, title=title)
 
+
+def read_line(rows: Sequence[Mapping[str, Any]], *, x: str, y: str, label: str) -> Line | None:
+    """One number of logged rows over another; None where no row holds both and a finite `y`."""
+    both = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
+    line = Line(label=label, x=[float(row[x]) for row in both], y=[float(row[y]) for row in both])
+    return line if any(map(isfinite, line.y)) else None
+
+
+def draw_lines(
+    lines: Sequence[Line],
+    *,
+    levels: Mapping[str, float],
+    names: tuple[str, str],
+    show: Callable[[float], str],
+    path: Path,
+    title: str,
+) -> None:
+    """Write a PNG of lines, labelled at their ends, and of horizontal ones at the levels.
+
+    Args:
+        lines: at least one, each with a finite value.
+        levels: by name, in the unit of the lines.
+        names: of the two axes.
+        show: a value as it is printed beside a label.
+        path: the PNG; its folder is made, an older file is replaced at once.
+        title: printed above.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
     figure = new_figure(_WIDTH, _HEIGHT)
-    figure.text(0.065, 0.945, title, fontsize=14, fontweight="bold", color=INK, va="center", parse_math=False)
+    heading = fit_text(title, width=0.8 * _WIDTH, size=_TITLE_SIZE, bold=True)
+    figure.text(
+        0.065, 0.945, heading, fontsize=_TITLE_SIZE, fontweight="bold", color=INK, va="center", parse_math=False
+    )
     axes = figure.add_axes((0.065, 0.11, 0.70, 0.78))
-    axes.plot(samples, losses, color=_LINE_COLOUR, linewidth=1.6, marker="o" if len(rows) == 1 else None)
-    top = _HEADROOM * max(last, *(loss for loss in losses if isfinite(loss)), *yardsticks.values())
-    axes.set(xlim=(min(0.0, samples[0]), max(samples) or 1.0), ylim=(0, top or 1.0))
-    axes.set_xlabel("samples seen", color=FAINT)
-    axes.set_ylabel("loss", color=FAINT)
+    colours = [_LINE_COLOURS[number % len(_LINE_COLOURS)] for number in range(len(lines))]
+    for line, colour in zip(lines, colours, strict=True):
+        marker = "o" if len(line.x) == 1 else None
+        axes.plot(line.x, line.y, color=colour, linewidth=1.6, marker=marker)
+    top = _HEADROOM * max(
+        value for values in (*(line.y for line in lines), levels.values()) for value in values if isfinite(value)
+    )
+    starts, ends = zip(*((min(line.x), max(line.x)) for line in lines), strict=True)
+    axes.set(xlim=(min(0.0, *starts), max(ends) or 1.0), ylim=(0, top or 1.0))
+    axes.set_xlabel(names[0], color=FAINT)
+    axes.set_ylabel(names[1], color=FAINT)
     axes.tick_params(colors=FAINT)
     axes.xaxis.set_major_formatter(lambda value, _: readable(value))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#c8c8c8")
-    for level in yardsticks.values():
+    for level in levels.values():
         axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
-
-    levels = [last, *yardsticks.values()]
-    names = ["this run", *yardsticks]
-    for number, height in enumerate(_apart([level / (top or 1.0) for level in levels])):
-        axes.text(
-            1.012,
-            height,
-            f"{names[number].replace('_', ' ')}  {readable(levels[number])}",
-            transform=axes.transAxes,
-            color=FAINT if number else _LINE_COLOUR,
-            fontsize=10,
-            fontweight="normal" if number else "bold",
-            va="center",
-            parse_math=False,
-        )
+    ends_of_lines = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
+    _label(axes, [*ends_of_lines, *((name, level, FAINT) for name, level in levels.items())], show, top or 1.0)
     save_png(figure, path)
 
 
+def _label(axes: "Axes", ends: Sequence[tuple[str, float, str]], show: Callable[[float], str], top: float) -> None:
+    """Name, value and colour of each line, beside its end."""
+    for (name, value, colour), height in zip(ends, _apart([value / top for _, value, _ in ends]), strict=True):
+        number = f"  {show(value)}"
+        bold = colour != FAINT
+        room = _LABEL_WIDTH - text_width(number, _LABEL_SIZE, bold=bold)
+        axes.text(
+            1.012,
+            height,
+            fit_text(name.replace("_", " "), width=room, size=_LABEL_SIZE, bold=bold) + number,
+            transform=axes.transAxes,
+            color=colour,
+            fontsize=_LABEL_SIZE,
+            fontweight="bold" if bold else "normal",
+            va="center",
+            parse_math=False,
+        )
+
+
 def _apart(heights: Sequence[float]) -> list[float]:
-    """The heights, moved up where labels would lie on each other; their order stays."""
+    """The heights, moved up or, at the top, down where labels would lie on each other; their order stays."""
     placed = list(heights)
+    order = sorted(range(len(heights)), key=heights.__getitem__)
     below = -_LABEL_DISTANCE
-    for number in sorted(range(len(heights)), key=heights.__getitem__):
+    for number in order:
         placed[number] = below = max(heights[number], below + _LABEL_DISTANCE)
+    above = max(1.0, (len(order) - 1) * _LABEL_DISTANCE) + _LABEL_DISTANCE
+    for number in reversed(order):
+        placed[number] = above = min(placed[number], above - _LABEL_DISTANCE)
     return placed

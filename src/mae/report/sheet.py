@@ -10,14 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mae.report.canvas import FAINT, INK, line_height, new_figure, save_png, wrap_text
+from mae.report.canvas import FAINT, line_height, new_figure, save_png, wrap_text, write_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE_SIZE, _NAME_SIZE, _TEXT_SIZE = 14.0, 10.5, 8.5  # points
+NOTE_SIZE = _TEXT_SIZE
 _MARGIN, _GAP, _ROW_GAP, _BAR = 24, 12, 8, 10  # pixels
-_CELL_SIDE, _MAX_CELL_SIDE, _MIN_PITCH = 208, 384, 150  # pixels
+_MIN_PITCH = 150  # pixels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,12 +45,14 @@ class Column:
         caption: printed under the name.
         pictures: colours in [0, 1], one picture a row of the sheet.
         bar: drawn below the column, where its colours need one.
+        notes: lines of text under each picture, as many for each; they must fit.
     """
 
     name: str
     caption: str
     pictures: Float[Tensor, "B H W 3"]
     bar: ColourBar | None = None
+    notes: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +64,28 @@ class _Layout:
     width: int
     names: int
     rows: int
+    row_height: int
     bars: int
     height: int
 
 
-def write_sheet(columns: Sequence[Column], *, title: str, caption: Sequence[str], path: Path) -> None:
+def write_sheet(
+    columns: Sequence[Column],
+    *,
+    title: str,
+    caption: Sequence[str],
+    path: Path,
+    sides: tuple[int, int] = (208, 384),
+) -> None:
     """Write the columns as one PNG, the title above and the caption's paragraphs below, its first one larger.
 
-    Pictures under 208 pixels are enlarged by a whole number, each pixel a square; those over 384 are averaged down.
+    Pictures are enlarged by a whole number to about the first of the two sides in pixels, each pixel a square; those
+    over the second are averaged down to it.
 
     Raises:
         MAEError: the file cannot be written.
     """
-    cells = [_fit(column.pictures) for column in columns]
+    cells = [_fit(column.pictures, sides) for column in columns]
     cell = (cells[0].shape[1], cells[0].shape[2])
     pitch = max(cell[1], _MIN_PITCH) + _GAP
     width = 2 * _MARGIN + len(columns) * pitch - _GAP
@@ -84,30 +96,41 @@ def write_sheet(columns: Sequence[Column], *, title: str, caption: Sequence[str]
 
     names = _MARGIN + len(titles) * line_height(_TITLE_SIZE) + _ROW_GAP
     rows = names + line_height(_NAME_SIZE) + max(map(len, captions)) * line_height(_TEXT_SIZE) + _ROW_GAP
-    bars = rows + len(cells[0]) * (cell[0] + _ROW_GAP)
+    num_notes = max(len(lines) for column in columns for lines in [(), *column.notes])
+    row_height = cell[0] + num_notes * line_height(_TEXT_SIZE) + _ROW_GAP
+    bars = rows + len(cells[0]) * row_height
     has_bar = any(column.bar for column in columns)
     footer = bars + (_BAR + line_height(_TEXT_SIZE) + _ROW_GAP if has_bar else 0) + _ROW_GAP
     details = footer + len(finding) * line_height(_NAME_SIZE) + _ROW_GAP // 2
     height = details + len(below) * line_height(_TEXT_SIZE) + _MARGIN
-    layout = _Layout(cell=cell, pitch=pitch, width=width, names=names, rows=rows, bars=bars, height=height)
+    layout = _Layout(
+        cell=cell,
+        pitch=pitch,
+        width=width,
+        names=names,
+        rows=rows,
+        row_height=row_height,
+        bars=bars,
+        height=height,
+    )
 
     figure = new_figure(width, height)
     figure.figimage(_paste(columns, cells, layout).numpy(), origin="upper")
-    _write_text(figure, layout, (_MARGIN, _MARGIN), titles, _TITLE_SIZE, bold=True)
-    _write_text(figure, layout, (_MARGIN, footer), finding, _NAME_SIZE)
-    _write_text(figure, layout, (_MARGIN, details), below, _TEXT_SIZE, colour=FAINT)
+    write_lines(figure, (_MARGIN, _MARGIN), titles, _TITLE_SIZE, bold=True)
+    write_lines(figure, (_MARGIN, footer), finding, _NAME_SIZE)
+    write_lines(figure, (_MARGIN, details), below, _TEXT_SIZE, colour=FAINT)
     for number, (column, lines) in enumerate(zip(columns, captions, strict=True)):
         _label_column(figure, layout, _MARGIN + number * pitch, column, lines)
     save_png(figure, path)
 
 
-def _fit(pictures: Float[Tensor, "B H W 3"]) -> Float[Tensor, "B h w 3"]:
+def _fit(pictures: Float[Tensor, "B H W 3"], sides: tuple[int, int]) -> Float[Tensor, "B h w 3"]:
     pictures = pictures.cpu()
     longest = max(pictures.shape[1:3])
-    times = max(1, round(_CELL_SIDE / longest))
-    if longest <= _MAX_CELL_SIDE:
+    times = max(1, round(sides[0] / longest))
+    if longest <= sides[1]:
         return pictures.repeat_interleave(times, dim=1).repeat_interleave(times, dim=2)
-    size = [max(1, round(side * _MAX_CELL_SIDE / longest)) for side in pictures.shape[1:3]]
+    size = [max(1, round(side * sides[1] / longest)) for side in pictures.shape[1:3]]
     return interpolate(pictures.permute(0, 3, 1, 2), size=size, mode="area").permute(0, 2, 3, 1)
 
 
@@ -119,7 +142,7 @@ def _paste(
     for number, (column, pictures) in enumerate(zip(columns, cells, strict=True)):
         left = _MARGIN + number * layout.pitch
         for row, picture in enumerate(pictures):
-            top = layout.rows + row * (height + _ROW_GAP)
+            top = layout.rows + row * layout.row_height
             page[top : top + height, left : left + width] = picture
         if column.bar is not None:
             steps = torch.linspace(0, len(column.bar.colours) - 1, width).round().long()
@@ -128,36 +151,13 @@ def _paste(
 
 
 def _label_column(figure: "Figure", layout: _Layout, left: int, column: Column, caption: Sequence[str]) -> None:
-    _write_text(figure, layout, (left, layout.names), [column.name], _NAME_SIZE, bold=True)
+    write_lines(figure, (left, layout.names), [column.name], _NAME_SIZE, bold=True)
     below_name = layout.names + line_height(_NAME_SIZE)
-    _write_text(figure, layout, (left, below_name), caption, _TEXT_SIZE, colour=FAINT)
+    write_lines(figure, (left, below_name), caption, _TEXT_SIZE, colour=FAINT)
+    for row, lines in enumerate(column.notes):
+        write_lines(figure, (left, layout.rows + row * layout.row_height + layout.cell[0] + 2), lines, _TEXT_SIZE)
     if column.bar is not None:
         top = layout.bars + _BAR + 3
-        _write_text(figure, layout, (left, top), [column.bar.low], _TEXT_SIZE, colour=FAINT)
+        write_lines(figure, (left, top), [column.bar.low], _TEXT_SIZE, colour=FAINT)
         right = (left + layout.cell[1], top)
-        _write_text(figure, layout, right, [column.bar.high], _TEXT_SIZE, colour=FAINT, align="right")
-
-
-def _write_text(
-    figure: "Figure",
-    layout: _Layout,
-    place: tuple[int, int],
-    lines: Sequence[str],
-    size: float,
-    *,
-    bold: bool = False,
-    colour: str = INK,
-    align: str = "left",
-) -> None:
-    for number, line in enumerate(lines):
-        figure.text(
-            place[0] / layout.width,
-            1 - (place[1] + number * line_height(size)) / layout.height,
-            line,
-            fontsize=size,
-            fontweight="bold" if bold else "normal",
-            color=colour,
-            ha=align,
-            va="top",
-            parse_math=False,  # a title may hold a dollar sign
-        )
+        write_lines(figure, right, [column.bar.high], _TEXT_SIZE, colour=FAINT, align="right")

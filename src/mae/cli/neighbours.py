@@ -1,0 +1,58 @@
+"""`mae neighbours MODEL SOURCE --out PNG`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mae.config import Device
+
+
+def run(args: list[str]) -> int:
+    """Draw the sheet and say where it is."""
+    return tyro.cli(neighbours, args=args, prog="mae neighbours")
+
+
+def neighbours(
+    model: Annotated[str, tyro.conf.Positional],
+    source: Annotated[str, tyro.conf.Positional],
+    out: Path = Path("neighbours.png"),
+    queries: tuple[str, ...] = (),
+    count: int = 8,
+    k: int = 8,
+    feature: str = "mean",
+    data_root: Path = Path("data"),
+    device: Device = "auto",
+    seed: int = 0,
+) -> int:
+    """Draw the images that a model finds nearest to some others, as one sheet.
+
+    Args:
+        model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
+        source: a folder, a list file, a .zip or the name of a known set.
+        out: the PNG.
+        queries: ends of the file names of the images to start from (default: --count of them, drawn).
+        count: how many images are drawn to start from.
+        k: neighbours of each.
+        feature: what is compared: cls, mean or pooled, as the model has them.
+        data_root: where sets known by name are kept.
+        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
+        seed: decides which images are drawn.
+    """
+    from rich.console import Console
+
+    from mae.evaluation import embedding
+
+    drawn = embedding.neighbours(
+        model,
+        source,
+        out=out,
+        queries=queries or count,
+        k=k,
+        feature=feature,
+        data_root=data_root,
+        device=device,
+        seed=seed,
+    )
+    Console().print(f"Look at {drawn}", soft_wrap=True, highlight=False, markup=False)
+    return 0

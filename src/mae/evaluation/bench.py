@@ -1,0 +1,199 @@
+"""One model on one labelled set: what every protocol is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int64
+from rich.console import Console
+from torch import Tensor
+
+from mae.data.base import LabelledData, LabelledSplit
+from mae.data.content import same_content
+from mae.data.images import ImageSet
+from mae.data.sources import Source
+from mae.evaluation.extractors import PATCHES, Extractor, comparators
+from mae.evaluation.features import FeatureSet, FeatureStore, Opened
+from mae.evaluation.scores import majority_share
+
+Part = Literal["train", "test"]
+THIS_MODEL = "this model"
+"""What tables and records call the model that is judged."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Subject:
+    """One model on some images. Nothing is opened or computed before it is asked for, and nothing twice.
+
+    Attributes:
+        extractor: the model.
+        folder: where features and results are kept.
+        device: where to compute.
+        seed: decides what a protocol draws.
+        console: where progress is shown.
+        store: keeps the features; None: a new one in the folder.
+    """
+
+    extractor: Extractor
+    folder: Path
+    device: torch.device
+    seed: int
+    console: Console
+    store: FeatureStore | None = None
+
+    @cached_property
+    def _store(self) -> FeatureStore:
+        return self.store or FeatureStore(self.folder / "features", device=self.device, console=self.console)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bench(_Subject):
+    """One model on one labelled set.
+
+    Attributes:
+        data: labelled images in two parts.
+    """
+
+    data: LabelledData
+
+    @cached_property
+    def _splits(self) -> dict[str, LabelledSplit]:
+        return {"train": self.data.train, "test": self.data.test}
+
+    @cached_property
+    def _opened(self) -> dict[str, Opened]:
+        return {part: Opened(split.source) for part, split in self._splits.items()}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their numbers."""
+        return self.data.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    def images(self, part: Part) -> ImageSet:
+        """The images of a part, with the model's number of channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened[part], self.extractor.preprocessing.in_chans)
+
+    def class_of(self, part: Part) -> Int64[Tensor, " n"]:
+        """The class of every image of a part by its number, readable or not."""
+        return self._splits[part].labels
+
+    def labels(self, part: Part) -> Int64[Tensor, " n"]:
+        """The class of each readable image of a part, as rows of its features and of its batches come."""
+        _, numbers = self._store.digests(self._opened[part], self.extractor.preprocessing.in_chans)
+        return self.class_of(part)[numbers]
+
+    def features(self, part: Part, extractor: Extractor | None = None) -> Mapping[str, Tensor]:
+        """Named features `[n, D]` of a part, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened[part]).arrays
+
+    def patches(self, part: Part) -> Tensor:
+        """The model's patch tokens `[n, N, D]` of a part, float16."""
+        return self._store.features(self.extractor, self._opened[part], patches=True).arrays[PATCHES]
+
+    def contenders(self, *, beside: bool) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+        """Training and test features by feature name, by model: `THIS_MODEL`, then what it must beat.
+
+        Args:
+            beside: whether to have the comparators too.
+        """
+        found = {}
+        for extractor in [self.extractor, *(comparators(self.extractor) if beside else [])]:
+            train, test = self.features("train", extractor), self.features("test", extractor)
+            who = THIS_MODEL if extractor is self.extractor else extractor.name
+            found[who] = {name: (train[name], test[name]) for name in train}
+        return found
+
+    def overlap(self) -> list[tuple[int, int]]:
+        """Numbers of the training and the test image of each pair with the same pixels."""
+        channels = self.extractor.preprocessing.in_chans
+        (train, of_train), (test, of_test) = (
+            self._store.digests(self._opened[part], channels) for part in ("train", "test")
+        )
+        return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
+
+    def majority(self) -> float:
+        """The share that the commonest training class has in the test part."""
+        return majority_share(self._splits["train"].labels, self._splits["test"].labels, num_classes=self.num_classes)
+
+    def facts(self) -> dict[str, Any]:
+        """What the set holds, for the record."""
+        return {
+            "note": self.data.note,
+            "classes": self.num_classes,
+            "train": len(self._splits["train"].labels),
+            "test": len(self._splits["test"].labels),
+            **{f"{part}_version": opened.version for part, opened in self._opened.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gallery(_Subject):
+    """One model on images without labels: what the protocols are given that ask for none.
+
+    Attributes:
+        source: the images.
+    """
+
+    source: Source
+
+    @cached_property
+    def _opened(self) -> Opened:
+        return Opened(self.source)
+
+    def images(self) -> ImageSet:
+        """The images, with the model's number of channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened, self.extractor.preprocessing.in_chans)
+
+    def facts(self) -> dict[str, Any]:
+        """What the source holds, for the record."""
+        return {"note": self.source.note, "images": len(self.source), "version": self._opened.version}
+
+    def features(self, extractor: Extractor | None = None) -> FeatureSet:
+        """Named features `[n, D]`, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened)
+
+    def patches(self) -> FeatureSet:
+        """The model's patch tokens `[n, N, D]`, float16."""
+        return self._store.features(self.extractor, self._opened, patches=True)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What a protocol found.
+
+    Attributes:
+        result: numbers as JSON values, shares in [0, 1].
+        header: names of the table's columns.
+        rows: the table that is shown, the judged model first.
+        note: what a reader must know beside the table.
+        ranking: for each test image the classes by falling score, best first; for the confusion matrix.
+        curve: how training went, one mapping a row.
+        variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
+    """
+
+    result: Mapping[str, Any]
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    ranking: Int64[Tensor, "m r"] | None = None
+    curve: tuple[Mapping[str, float], ...] = ()
+    variant: str = ""
+
+
+@runtime_checkable
+class EvaluationProtocol(Protocol):
+    """A way to judge a model; its fields are its constants, checked when it is made.
+
+    It is given a `Bench`, or a `Gallery` where it needs no labels.
+    """
+
+    def run(self, bench: Any) -> Outcome:
+        """Judge the bench's model."""

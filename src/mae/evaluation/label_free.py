@@ -1,0 +1,223 @@
+"""How spread out features are, told without labels: a model whose features collapse shows it here first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import log, sqrt
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from mae.data.augmentation import Augmentation
+from mae.data.crops import Crops
+from mae.data.loaders import normalise
+from mae.errors import MAEError, UsageError
+from mae.evaluation.bench import THIS_MODEL, Gallery, Outcome
+from mae.evaluation.extractors import Extractor, comparators
+from mae.randomness import permutation, sample_keys
+
+_VALUES = 1 << 22
+"""Numbers worked on in one go: 32 MB in 64 bits, however many rows there are."""
+
+_RANK_EPS = 1e-7  # the paper's, for float32
+_UNIFORMITY_ROWS = 10_000
+_UNIFORMITY_SEED = 0
+
+
+_VIEW_BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFree:
+    """How spread out the features are, and how alike those of two crops of an image: the fields of `Spread`.
+
+    Raises:
+        UsageError: fewer than one view.
+    """
+
+    views: int = 1000
+    """Images of which two random crops are compared, for the alignment."""
+    comparators: bool = True
+    """Measure the same model with random weights beside it."""
+
+    def __post_init__(self) -> None:
+        if self.views < 1:
+            raise UsageError(f"views is {self.views}; expected 1 or more images to take two crops of")
+
+    def run(self, gallery: Gallery) -> Outcome:
+        """Measure; see `EvaluationProtocol`."""
+        contenders = [gallery.extractor]
+        if self.comparators and gallery.extractor.model is not None:
+            contenders += [other for other in comparators(gallery.extractor) if other.model is not None]
+        result: dict[str, dict[str, dict[str, float | None]]] = {}
+        for number, extractor in enumerate(contenders):
+            first, second = self._views(gallery, extractor)
+            arrays = gallery.features(extractor).arrays
+            spreads = {name: measure_spread(array, views=(first[name], second[name])) for name, array in arrays.items()}
+            who = extractor.name if number else THIS_MODEL
+            result[who] = {name: spread.as_dict() for name, spread in spreads.items()}
+        header = ("features", "rank", "width", "std", "cosine", "uniformity", "alignment")
+        widths = {name: array.shape[1] for name, array in gallery.features().arrays.items()}
+        rows = tuple(
+            (f"{who}, {name}", f"{numbers['effective_rank']:.1f}", str(widths[name]), *_short(numbers))
+            for who, by_name in result.items()
+            for name, numbers in by_name.items()
+        )
+        note = (
+            "A rank near 1, a deviation near 0 or a cosine near 1 mean collapse: all images look alike to the model. "
+            "Higher rank alone does not mean better features."
+        )
+        return Outcome(result=result, header=header, rows=rows, note=note)
+
+    def _views(self, gallery: Gallery, extractor: Extractor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Features of two random crops of the same images, cropped as in pre-training."""
+        images, wanted = gallery.images(), extractor.preprocessing
+        chosen = permutation(gallery.seed, 0, len(images.readable))[: self.views].sort().values
+        numbers = images.readable[chosen]
+        crops = Crops(images=images, numbers=numbers, img_size=wanted.img_size, augmentation=Augmentation())
+        mean, std = torch.tensor(wanted.mean), torch.tensor(wanted.std)
+        features: tuple[dict[str, list[Tensor]], ...] = ({}, {})
+        shown: tuple[list[Tensor], ...] = ([], [])
+        for part in numbers.split(_VIEW_BATCH):
+            for view, parts in enumerate(features):
+                piece = crops[part.tolist(), sample_keys(gallery.seed, view, part).tolist()]
+                if piece.images is None:
+                    raise MAEError(f"{images.name}: too many images in a row cannot be read; remove broken files")
+                shown[view].append(piece.shown)
+                for name, values in extractor.named(normalise(piece.images.to(gallery.device), mean, std)).items():
+                    if values.ndim == 2:
+                        parts.setdefault(name, []).append(values.float().cpu())
+        # An image that cannot be read is replaced by one that its key names, which is another in each view.
+        same = torch.cat(shown[0]) == torch.cat(shown[1])
+        first, second = ({name: torch.cat(values)[same] for name, values in parts.items()} for parts in features)
+        return first, second
+
+
+def _short(numbers: Mapping[str, float | None]) -> tuple[str, ...]:
+    names = ("feature_std", "mean_cosine", "uniformity", "alignment")
+    return tuple("" if numbers[name] is None else f"{numbers[name]:.3f}" for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Label-free numbers of n features of width D; all but the first look at directions alone (length 1).
+
+    They compare runs of one method; between methods a higher rank need not mean better features.
+
+    Attributes:
+        effective_rank: RankMe (Garrido et al. 2023, equations 1 and 2): the exponential of the entropy of the
+            singular values, 1e-7 added to each one's share, not centred and not normalised, as in the paper.
+            From 1 (collapsed; the 1e-7 adds up to 0.002 at D = 1000) to min(n, D).
+        feature_std: standard deviation (divided by n) of each dimension, their mean times sqrt(D) (SimSiam, Chen &
+            He 2021, section 4.1): 0 when collapsed, near 1 when spread out evenly, never above 1.
+        mean_cosine: mean cosine of all pairs of different rows: 1 when collapsed, 0 when spread out evenly,
+            at least -1 / (n - 1).
+        uniformity: log of the mean of exp(-2 |x - y|^2) over pairs of different rows, of 10,000 rows at most (Wang &
+            Isola 2020, section 4.1): 0 when collapsed, the lower the more uniform, about -4 in a wide space.
+        alignment: mean of |x - y|^2 between the features of two views of each image (same section, alpha = 2):
+            from 0 (the views are alike) to 4; None when no views were given.
+    """
+
+    effective_rank: float
+    feature_std: float
+    mean_cosine: float
+    uniformity: float
+    alignment: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The numbers by name."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_spread(
+    features: Float[Tensor, "n D"], *, views: tuple[Float[Tensor, "m D"], Float[Tensor, "m D"]] | None = None
+) -> Spread:
+    """The numbers of a feature matrix.
+
+    The matrix is read once, piece by piece, and may lie in a memory-mapped file. Beside it there is memory for a
+    D x D and a 10,000 x D matrix in 64 bits. Deterministic: the rows for `uniformity` are drawn by a fixed key.
+
+    Args:
+        features: one row an image, any scale; on the CPU.
+        views: features of two views of the same images, row by row.
+
+    Raises:
+        UsageError: fewer than two rows, or views that do not match.
+        MAEError: features that are not finite, or a row of zeros, which has no direction.
+    """
+    n, width = features.shape
+    if n < 2:
+        raise UsageError(f"{n} feature vectors; how spread out they are shows from 2 on, give more images")
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    sums, squares = torch.zeros(2, width, dtype=torch.float64)
+    # Sums from one row's direction on: rows alike then give 0, where E[x^2] - E[x]^2 leaves a rounding error.
+    _, first = next(_pieces(features[:1]))  # [1, D]
+    for rows, directions in _pieces(features):
+        gram.addmm_(rows.T, rows)
+        sums += (directions - first).sum(dim=0)
+        squares += (directions - first).square().sum(dim=0)
+    variance = (squares / n - (sums / n).square()).clamp_min(0)
+    total = sums + n * first
+    return Spread(
+        effective_rank=_effective_rank(gram, min(n, width)),
+        feature_std=float(variance.sqrt().mean()) * sqrt(width),
+        mean_cosine=(float(total.square().sum()) - n) / (n * (n - 1)),  # of all pairs, less each row with itself
+        uniformity=_uniformity(features),
+        alignment=None if views is None else alignment(*views),
+    )
+
+
+@torch.no_grad()
+def alignment(first: Float[Tensor, "n D"], second: Float[Tensor, "m E"]) -> float:
+    """Mean squared distance of the directions of two views' features, in [0, 4].
+
+    Wang & Isola 2020, section 4.1, with alpha = 2.
+
+    Args:
+        first: features of one view, one row an image; on the CPU.
+        second: features of the other view of the same images in the same order.
+
+    Raises:
+        UsageError: no rows, or views of different shapes.
+        MAEError: features that are not finite, or a row of zeros.
+    """
+    if first.shape != second.shape or len(first) == 0:
+        raise UsageError(
+            f"views with features of shapes {tuple(first.shape)} and {tuple(second.shape)}; expected two of the "
+            "same shape, a row for each image, and at least one row"
+        )
+    pairs = zip(_pieces(first), _pieces(second), strict=True)
+    return sum(float((x - y).square().sum()) for (_, x), (_, y) in pairs) / len(first)
+
+
+def _pieces(features: Float[Tensor, "n D"]) -> Iterator[tuple[Float64[Tensor, "b D"], Float64[Tensor, "b D"]]]:
+    """Some rows at a time in 64 bits, as they are and with length 1."""
+    for part in features.split(max(1, _VALUES // features.shape[1])):
+        rows = part.double()
+        length = rows.norm(dim=1, keepdim=True)
+        if not length.isfinite().all():
+            raise MAEError("the features hold values that are not finite; the model that made them is broken")
+        if (length == 0).any():
+            raise MAEError(
+                "a feature vector is all zeros and has no direction; the model that made it is broken, or collapsed"
+            )
+        yield rows, rows / length
+
+
+def _effective_rank(gram: Float64[Tensor, "D D"], count: int) -> float:
+    """Of the matrix behind a Gram matrix, whose eigenvalues are the squares of its `count` singular values."""
+    singular = torch.linalg.eigvalsh(gram)[-count:].clamp_min(0).sqrt()
+    share = singular / singular.sum() + _RANK_EPS
+    return float((-share * share.log()).sum().exp())
+
+
+def _uniformity(features: Float[Tensor, "n D"]) -> float:
+    chosen = permutation(_UNIFORMITY_SEED, 0, len(features))[:_UNIFORMITY_ROWS].sort().values  # in the file's order
+    directions = torch.cat([part for _, part in _pieces(features[chosen])])
+    n, step = len(directions), max(1, _VALUES // len(directions))
+    total = 0.0
+    for start in range(0, n, step):
+        cosine = directions[start : start + step] @ directions[start:].T
+        total += float((4 * cosine - 4).exp().triu(diagonal=1).sum())  # |x - y|^2 is 2 - 2 cosine; each pair once
+    return log(total / (n * (n - 1) / 2))

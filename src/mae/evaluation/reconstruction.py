@@ -1,0 +1,229 @@
+"""How good a model's pictures of hidden pixels are, beside pictures that take no learning."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite, isnan, log10, nan
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from skimage.metrics import structural_similarity
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mae.data.images import ImageSet
+from mae.errors import MAEError, UsageError
+from mae.evaluation.bench import THIS_MODEL, Gallery, Outcome
+from mae.evaluation.features import BATCH_SIZE, normalised_batches
+from mae.evaluation.yardsticks import predict_mean_of_visible, predict_nearest_visible
+from mae.layers.patch_embed import patch_grid, patchify, unpatchify
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.randomness import permutation, sample_keys
+from mae.report.reconstruction import reconstruct
+from mae.types import MaskPlan
+
+_WINDOW = 7  # scikit-image's for SSIM
+
+
+_FIXED_EPOCH = -1  # masks of no epoch of any run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Error, PSNR, SSIM and Laplacian error of the hidden pixels, under masks that the seed fixes.
+
+    Raises:
+        UsageError: no image to judge.
+    """
+
+    count: int = 1000
+    """Images that are judged, drawn from the held-out ones."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"count is {self.count}; expected 1 or more images to judge")
+
+    def run(self, gallery: Gallery) -> Outcome:
+        """Judge; see `EvaluationProtocol`."""
+        model, wanted = gallery.extractor.model, gallery.extractor.preprocessing
+        if model is None:
+            raise UsageError(f"{gallery.extractor.name} has no decoder; reconstruction needs a model of this package")
+        images = gallery.images()
+        order = permutation(gallery.seed, _FIXED_EPOCH, len(images.readable))
+        numbers = images.readable[order[: self.count].sort().values]
+
+        def masked() -> Iterator[tuple[Tensor, MaskPlan]]:
+            batches = normalised_batches(images, wanted, device=gallery.device, numbers=numbers)
+            for batch, part in zip(batches, numbers.split(BATCH_SIZE), strict=True):
+                keys = sample_keys(gallery.seed, _FIXED_EPOCH, part).to(gallery.device)
+                yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys)
+
+        data_range = 1.0 if np.issubdtype(images.dtype, np.integer) else _value_range(images, numbers.tolist())
+        found = reconstruction_quality(model, masked(), mean=wanted.mean, std=wanted.std, data_range=data_range)
+        rows = tuple((_NAMES[name], *_in_digits(quality)) for name, quality in found.items())
+        note = (
+            f"Hidden pixels of {len(numbers):,} images, values as in the files (whole numbers scaled to [0, 1]). "
+            "Lower error, higher PSNR and SSIM are better."
+        )
+        if "with_true_statistics" in found:
+            note += (
+                " This model predicts patches standardised one by one; its picture estimates their brightness and "
+                "contrast from visible patches. The second row is given the true ones, so it knows part of the answer."
+            )
+        return Outcome(
+            result={"images": len(numbers), **{name: asdict(quality) for name, quality in found.items()}},
+            header=("picture", "MSE", "PSNR in dB", "SSIM", "Laplacian error"),
+            rows=rows,
+            note=note,
+        )
+
+
+_NAMES = {
+    "model": THIS_MODEL,
+    "with_true_statistics": "this model, told the true statistics",
+    "mean_colour": "mean colour of the visible pixels",
+    "nearest_patch": "copy of the nearest visible patch",
+}
+
+
+def _in_digits(quality: "PictureQuality") -> tuple[str, ...]:
+    psnr = "" if quality.psnr is None else f"{quality.psnr:.2f}"
+    ssim = "" if quality.ssim is None else f"{quality.ssim:.3f}"
+    return f"{quality.mse:.5f}", psnr, ssim, f"{quality.laplacian:.4f}"
+
+
+def _value_range(images: ImageSet, numbers: Sequence[int]) -> float:
+    """Distance of the lowest and the highest value of some images; floating-point data have no other range."""
+    ends = [images.get(number).aminmax() for number in numbers]
+    return float(max(end.max for end in ends) - min(end.min for end in ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureQuality:
+    """Distance of pictures from the true images over the hidden pixels of a whole set, all channels alike.
+
+    Pixel values are those before normalisation, in [0, 1] for integer data. Pictures are not clipped.
+
+    Attributes:
+        mse: mean squared error.
+        psnr: `10 log10(data_range^2 / mse)` in dB, of the set's one `mse`; None where that is 0, for infinity.
+        ssim: structural similarity (Wang et al. 2004) as scikit-image computes it for each image and channel, a
+            uniform window of 7 x 7 or the largest odd one that fits; the mean of its map over the hidden pixels, so
+            visible ones count only where a window reaches them. At most 1; None where a side is below 3 pixels.
+        laplacian: mean absolute error of the 5-point Laplacian, the border repeated outwards: how wrong the fine
+            detail is, seams between patches included.
+    """
+
+    mse: float
+    psnr: float | None
+    ssim: float | None
+    laplacian: float
+
+
+def reconstruction_quality(
+    model: MaskedAutoencoder,
+    images_and_plans: Iterable[tuple[Tensor, MaskPlan]],
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    data_range: float,
+) -> dict[str, PictureQuality]:
+    """Judge the pictures a model makes of hidden pixels; several batches count as one large set.
+
+    Each picture shows the true pixels where they are visible:
+
+    - `model`: what the model makes of the visible patches, and nothing else (`Reconstruction.pasted`);
+    - `with_true_statistics`: of a norm-pix model alone, each hidden patch given its true mean and deviation. That
+      is part of the answer: compare it with no honest picture (`Reconstruction.leaky`);
+    - `mean_colour`: hidden pixels get the mean colour of the image's visible ones;
+    - `nearest_patch`: each hidden patch is a copy of the nearest visible one.
+
+    Args:
+        model: predicts pixels, plain or norm-pix.
+        images_and_plans: normalised images `[B, C, H, W]` with their masks on the same device.
+        mean: what was subtracted from the images, one value a channel.
+        std: what they were divided by then, one value a channel.
+        data_range: distance of the lowest and highest possible value: 1 for integer data; for others, the range
+            of the judged images' values.
+
+    Raises:
+        UsageError: there is no batch, a data range that is not above 0, or a model that predicts no pixels.
+        MAEError: a picture with values that are not finite.
+    """
+    if not (isfinite(data_range) and data_range > 0):
+        raise UsageError(f"data_range is {data_range}; expected the distance of two values, above 0 (integer data: 1)")
+    scale, shift = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (std, mean))
+    totals: dict[str, Tensor] = {}
+    count = 0
+    for images, plan in images_and_plans:
+        pictures, hidden = _pictures(model, images.float(), plan)
+        true = images.float().cpu().double() * scale + shift  # on the CPU first: MPS has no float64
+        for name, picture in pictures.items():
+            drawn = picture.cpu().double() * scale + shift
+            if not drawn.isfinite().all():
+                raise MAEError(
+                    f"the picture '{name}' holds values that are not finite; the model or an image is broken"
+                )
+            totals[name] = totals.get(name, 0) + _sums(true, drawn, hidden, data_range)
+        count += int(hidden.sum()) * images.shape[1]
+    if count == 0:
+        raise UsageError("no images to reconstruct; give at least one batch")
+    return {name: _quality((total / count).tolist(), data_range) for name, total in totals.items()}
+
+
+def _pictures(
+    model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan: MaskPlan
+) -> tuple[dict[str, Float[Tensor, "B C H W"]], Bool[Tensor, "B 1 H W"]]:
+    """The pictures by name, normalised like the images, and which pixels are hidden, on the CPU."""
+    views = reconstruct(model, images, plan)
+    pictures = {"model": views.pasted}
+    if views.leaky is not None:
+        pictures["with_true_statistics"] = views.leaky
+    patch_size = model.encoder.patch_embed.patch_size
+    grid = patch_grid(images.shape[2], images.shape[3], patch_size)
+    patches, plan = patchify(images, patch_size), plan.predict_all()
+    guesses = {
+        "mean_colour": predict_mean_of_visible(patches, plan, images.shape[1]),
+        "nearest_patch": predict_nearest_visible(patches, plan, grid),
+    }
+    for name, guess in guesses.items():
+        pictures[name] = unpatchify(torch.where(plan.hidden.unsqueeze(-1), guess, patches), grid, patch_size)
+    return pictures, views.hidden.unsqueeze(1).cpu()
+
+
+def _sums(
+    true: Float64[Tensor, "B C H W"],
+    drawn: Float64[Tensor, "B C H W"],
+    hidden: Bool[Tensor, "B 1 H W"],
+    data_range: float,
+) -> Float64[Tensor, " 3"]:
+    """Squared errors, similarities and errors of the Laplacian, each summed over the hidden pixels."""
+    maps = ((drawn - true).square(), _similarity(true, drawn, data_range), _laplacian(drawn - true).abs())
+    return torch.stack([(values * hidden).sum() for values in maps])
+
+
+def _similarity(
+    true: Float64[Tensor, "B C H W"], drawn: Float64[Tensor, "B C H W"], data_range: float
+) -> Float64[Tensor, "B C H W"]:
+    """The map of the structural similarity; not a number where no window of 3 pixels fits."""
+    side = min(*true.shape[2:], _WINDOW)
+    if side < 3:
+        return torch.full_like(true, nan)
+    options = {"win_size": side - 1 + side % 2, "data_range": data_range, "channel_axis": 0, "full": True}
+    pairs = zip(true.numpy(), drawn.numpy(), strict=True)
+    return torch.stack([torch.from_numpy(structural_similarity(x, y, **options)[1]) for x, y in pairs])
+
+
+def _laplacian(values: Float64[Tensor, "B C H W"]) -> Float64[Tensor, "B C H W"]:
+    x = pad(values, (1, 1, 1, 1), mode="replicate")
+    return x[..., :-2, 1:-1] + x[..., 2:, 1:-1] + x[..., 1:-1, :-2] + x[..., 1:-1, 2:] - 4 * values
+
+
+def _quality(means: list[float], data_range: float) -> PictureQuality:
+    mse, ssim, laplacian = means
+    return PictureQuality(
+        mse=mse,
+        psnr=10 * log10(data_range**2 / mse) if mse > 0 else None,
+        ssim=None if isnan(ssim) else ssim,
+        laplacian=laplacian,
+    )

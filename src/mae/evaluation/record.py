@@ -1,0 +1,82 @@
+"""What is kept of an evaluation: enough to know what was measured, on what, by what, and to do it again."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mae.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One protocol's result on one model and one set, as `evaluation/<protocol>.json` holds it.
+
+    Attributes:
+        protocol: its name.
+        model: what the user called the model.
+        weights: 16 hexadecimal digits of its weights and configuration; None for a function that does not tell.
+        data: what the user called the images, with what they hold.
+        constants: the protocol's options.
+        seed: decided what it drew.
+        result: the numbers; shares in [0, 1].
+        chance: the share that a guess among the classes gets right; None without labels.
+        majority: the share that the commonest training class has in the test part; None without labels.
+        pictures: drawn beside the file, by what they show.
+        seconds: how long it took, features that had to be computed included.
+        hardware: what it ran on.
+        versions: of the packages that decide the numbers.
+        finished_at: local time.
+    """
+
+    protocol: str
+    model: str
+    weights: str | None
+    data: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    seed: int
+    result: Mapping[str, Any]
+    chance: float | None
+    majority: float | None
+    pictures: Mapping[str, str]
+    seconds: float
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    finished_at: str
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Processor, cores that may be used, threads, and the GPU where one computes."""
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and those it computes with; of timm and transformers where they are installed."""
+    found = {"python": platform.python_version(), "mae": __version__}
+    for name in ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "timm", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    """Its name; Linux tells it in a file alone."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

@@ -1,0 +1,232 @@
+"""Training with labels, for the protocols that train on images: the one engine, fed with labelled batches.
+
+A training lives in a folder named after everything that decides it. The same request again therefore goes on where
+the first one was stopped, and one that was finished is not trained twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mae.data.augmentation import Augmentation
+from mae.data.loaders import TrainingLoader, default_workers, explained_worker_failure, normalise
+from mae.errors import UsageError
+from mae.evaluation.bench import Bench
+from mae.evaluation.extractors import preprocessing_text
+from mae.randomness import Stream, seeds
+from mae.records import write_json
+from mae.report.console import ProgressDisplay
+from mae.training.checkpoint import find_checkpoint, remove_leftovers
+from mae.training.distributed import World
+from mae.training.engine import PeriodicTask, Trainer, TrainingSettings
+from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
+from mae.training.schedule import WarmupCosine
+
+_LOOKS = 10
+"""How often the test part is looked at; the last look is the result."""
+
+Prepare = Callable[[Tensor, Tensor, Tensor], Mapping[str, Any]]
+"""Normalised images, their classes and their keys, to what the module's forward takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedPlan:
+    """How a training with labels goes.
+
+    Attributes:
+        name: of the protocol.
+        epochs: passes over the training part.
+        batch_size: images of an optimizer step.
+        accumulate: parts a step is computed in.
+        rate: highest learning rate.
+        min_rate: the rate at the end of the cosine.
+        warmup_epochs: passes over which the rate rises from 0.
+        augmentation: how training images are cropped and changed.
+        precision: in which forwards run: `fp32`, `bf16` or `fp16`.
+        identity: all else that decides the training, as JSON values.
+    """
+
+    name: str
+    epochs: float
+    batch_size: int
+    accumulate: int
+    rate: float
+    min_rate: float
+    warmup_epochs: float
+    augmentation: Augmentation
+    precision: str
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedTraining:
+    """A training that came to its end.
+
+    Attributes:
+        folder: holds its checkpoints and numbers.
+        seconds: it took, all its parts together.
+        curve: the numbers of each look, with the `epoch` after which it was taken.
+    """
+
+    folder: Path
+    seconds: float
+    curve: tuple[dict[str, float], ...]
+
+
+def train_with_labels(
+    bench: Bench,
+    plan: SupervisedPlan,
+    module: nn.Module,
+    optimizer: Optimizer,
+    *,
+    prepare: Prepare,
+    look: Callable[[], Mapping[str, float]],
+) -> SupervisedTraining:
+    """Train a module to the end, or go on with a training that was stopped.
+
+    Args:
+        bench: the training images and their classes.
+        plan: how.
+        module: on the bench's device, in the mode it trains in.
+        optimizer: over its parameters.
+        prepare: makes the module's input; what it draws at random from PyTorch's generators depends on the batch alone.
+        look: the numbers of the test part, in [0, 1].
+
+    Returns:
+        What `look` said on the way, and where the training is.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped it; everything is saved.
+        MAEError: it failed on the way.
+    """
+    if dist.is_torchelastic_launched():
+        raise UsageError("an evaluation runs in one process; start it without torchrun")
+    folder = _folder(bench, plan)
+    loader = _loader(bench, plan)
+    steps_per_epoch = len(bench.images("train").readable) // plan.batch_size
+    total_steps = max(1, round(plan.epochs * steps_per_epoch))
+    trainer = Trainer(
+        module=module,
+        optimizer=optimizer,
+        batches=lambda step: _batches(bench, loader, prepare, step),
+        settings=_settings(plan, bench, total_steps, steps_per_epoch),
+        folder=folder / "checkpoints",
+        identity={"total_steps": total_steps},
+        metadata={},
+        device=bench.device,
+        world=World(),
+    )
+    newest = find_checkpoint(folder / "checkpoints")
+    if newest is not None:
+        trainer.resume(newest)
+    task = PeriodicTask(every=max(steps_per_epoch, total_steps // _LOOKS, 1), run=lambda step: look())
+    if trainer.step < total_steps and not _train(bench, folder, trainer, task):
+        raise KeyboardInterrupt(f"stopped and saved in {folder}; the same command goes on from there")
+    looks = [row for row in read_rows(folder / "metrics.jsonl") if "evaluation" in row]
+    curve = tuple({"epoch": row["step"] / steps_per_epoch, **row["evaluation"]} for row in looks)
+    return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
+
+
+def _folder(bench: Bench, plan: SupervisedPlan) -> Path:
+    """The folder of this very training, with what it is in `training.json`."""
+    decided = {
+        **{name: value for name, value in vars(plan).items() if name != "augmentation"},
+        "augmentation": vars(plan.augmentation),
+        # Of a function that does not tell its weights nothing can be gone on with.
+        "model": bench.extractor.identity or uuid4().hex,
+        "preprocessing": preprocessing_text(bench.extractor.preprocessing),
+        "seed": bench.seed,
+        **bench.facts(),
+    }
+    text = json.dumps(decided, sort_keys=True)
+    folder = bench.folder / "evaluation" / plan.name / hashlib.sha256(text.encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "training.json", decided)
+    remove_leftovers(folder / "checkpoints")
+    return folder
+
+
+def _loader(bench: Bench, plan: SupervisedPlan) -> TrainingLoader:
+    images = bench.images("train")
+    return TrainingLoader(
+        images=images,
+        batch_size=plan.batch_size,
+        accumulate=plan.accumulate,
+        img_size=bench.extractor.preprocessing.img_size,
+        seed=bench.seed,
+        workers=default_workers(bench.device.type, images.in_memory),
+        pin_memory=bench.device.type == "cuda",
+        augmentation=plan.augmentation,
+        numbers=images.readable,
+    )
+
+
+def _settings(plan: SupervisedPlan, bench: Bench, total_steps: int, steps_per_epoch: int) -> TrainingSettings:
+    return TrainingSettings(
+        total_steps=total_steps,
+        batch_size=plan.batch_size,
+        accumulate=plan.accumulate,
+        schedule=WarmupCosine(
+            peak=plan.rate,
+            floor=plan.min_rate,
+            warmup_samples=plan.warmup_epochs * steps_per_epoch * plan.batch_size,
+            total_samples=total_steps * plan.batch_size,
+        ),
+        clip_grad=None,
+        precision=plan.precision,
+        log_every=max(1, min(50, total_steps // 100)),
+        save_every=None,
+    )
+
+
+def _batches(
+    bench: Bench, loader: TrainingLoader, prepare: Prepare, step: int
+) -> Generator[Mapping[str, Any], None, None]:
+    preprocessing, class_of = bench.extractor.preprocessing, bench.class_of("train")
+    mean, std = (torch.tensor(values, device=bench.device) for values in (preprocessing.mean, preprocessing.std))
+    with closing(loader.iterate(step)) as batches:
+        for raw in batches:
+            images = normalise(raw.images.to(bench.device, non_blocking=True), mean, std)
+            labels = class_of[raw.shown].to(bench.device, non_blocking=True)
+            # What the forward draws, as dropped paths, is a function of the batch: a resumed run draws the same.
+            torch.manual_seed(seeds(raw.keys[:1], Stream.FORWARD)[0])
+            yield prepare(images, labels, raw.keys)
+
+
+def _train(bench: Bench, folder: Path, trainer: Trainer, task: PeriodicTask) -> bool:
+    start = {"start_step": trainer.step}
+    with ExitStack() as stack:
+        observers: list[Observer] = [
+            JsonLines(folder / "metrics.jsonl", **start),
+            TensorBoard(folder / "tensorboard", start_samples=trainer.samples),
+            ProgressDisplay(bench.console, total_steps=trainer.settings.total_steps, mean_baseline=None, **start),
+        ]
+        for observer in observers:
+            stack.callback(observer.close)
+        with explained_worker_failure():
+            return trainer.run(observers=observers, tasks=[task])
+
+
+def largest_batch(asked: int | None, usual: int, *, images: int, steps_an_epoch: int) -> int:
+    """The batch that was asked for, or the usual one, halved until an epoch has so many steps.
+
+    Raises:
+        UsageError: more was asked for than there are images.
+    """
+    if asked is not None:
+        if not 0 < asked <= images:
+            raise UsageError(f"--batch-size is {asked}; expected 1 to {images:,}, the number of training images")
+        return asked
+    while usual > 1 and images // usual < steps_an_epoch:
+        usual //= 2
+    return usual

@@ -1,0 +1,185 @@
+"""Looking at the features while a run goes on: label-free numbers always, k-NN and a probe where labels are lent.
+
+Labels are for looking only: nothing of what is measured here reaches the training.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from rich.console import Console
+from torch import Tensor
+
+from mae.data.augmentation import Augmentation, central_crop
+from mae.data.crops import Crops
+from mae.data.images import load_images
+from mae.data.loaders import normalise
+from mae.data.sources import LabelledSplit, open_labelled
+from mae.errors import MAEError, UsageError
+from mae.evaluation.knn import knn_rank
+from mae.evaluation.label_free import measure_spread
+from mae.evaluation.logistic import fit_logistic
+from mae.evaluation.scores import majority_share, top_k_accuracy
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.pretraining.parts import FIXED_EPOCH, readable
+from mae.pretraining.settle import Prepared
+from mae.randomness import permutation, sample_keys
+from mae.report.inference import undisturbed
+from mae.training.engine import PeriodicTask
+
+NEIGHBOURS = 20
+PENALTY = 1e-3
+"""Of the probe's weights: one value, since only the course of the numbers is looked at."""
+
+_LOOKS = 8
+_LABEL_FREE_IMAGES, _VIEWED_IMAGES = 256, 64
+_TRAINED_PER_WATCHED = 10
+"""Images trained on for each image that is watched, or more: a look at one costs about half a training image."""
+_TRAIN_IMAGES, _TEST_IMAGES = 5000, 1000
+_CROP_BYTES = 1 << 30
+"""Of labelled crops in memory: all 6,000 up to 244 pixels square in colour, fewer of larger ones."""
+_BATCH_SIZE = 128
+ACCURACIES = ("knn", "probe")
+
+_Pixels = UInt8[Tensor, "n C H W"] | Float32[Tensor, "n C H W"]
+
+
+def make_monitor(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> PeriodicTask:
+    """The task that measures the features of the run's model at its start, now and then, and at its end.
+
+    All images are read here, so what is wrong with them shows before the run begins. Numbers that cannot be measured
+    later are left out, and the console says so: to watch a run never ends it.
+
+    Raises:
+        UsageError: `--monitor` names nothing labelled, or test images that are among its training images.
+        MAEError: its images cannot be read.
+    """
+    unlabelled = _Unlabelled(prepared, model)
+    labelled = None if prepared.config.monitor is None else _Labelled(prepared, model, prepared.config.monitor)
+    watched: list[_Unlabelled | _Labelled] = [unlabelled] if labelled is None else [unlabelled, labelled]
+
+    def measure(step: int) -> Mapping[str, float]:
+        numbers: dict[str, float] = {}
+        for images in watched:
+            try:
+                with undisturbed(model):
+                    numbers |= images.measure()
+            except (MAEError, RuntimeError) as error:  # the latter where memory runs out or a factorisation fails
+                what = f"step {step}: {images.what} could not be measured, the run goes on: {error}"
+                console.print(what, highlight=False, soft_wrap=True, markup=False)
+        return numbers
+
+    return PeriodicTask(every=steps_between_looks(prepared), run=measure)
+
+
+def steps_between_looks(prepared: Prepared) -> int:
+    """What `--monitor-every` says; else an eighth of the run, and no more looks than a short run can afford."""
+    config = prepared.config
+    assert config.batch_size is not None
+    if config.monitor_every is not None:
+        return max(1, round(config.monitor_every * prepared.steps_per_epoch))
+    lent = 0 if config.monitor is None else _TRAIN_IMAGES + _TEST_IMAGES
+    watched = _LABEL_FREE_IMAGES + 2 * _VIEWED_IMAGES + lent
+    return max(prepared.total_steps // _LOOKS, -(-_TRAINED_PER_WATCHED * watched // config.batch_size))
+
+
+def summarise_monitoring(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """First and last value of every number, and the best of an accuracy with its step; the last model is the one kept.
+
+    A number that the last look lacks has None as its last value.
+    """
+    measured = [(row["step"], row["evaluation"]) for row in rows if "evaluation" in row]
+    summary: dict[str, dict[str, float | None]] = {}
+    for name in dict.fromkeys(name for _, numbers in measured for name in numbers):
+        values = [(step, numbers[name]) for step, numbers in measured if name in numbers]
+        summary[name] = {"first": values[0][1], "last": measured[-1][1].get(name)}
+        if name in ACCURACIES:
+            step, best = max(values, key=lambda pair: pair[1])  # of equal ones the earliest
+            summary[name] |= {"best": best, "best_step": step}
+    return summary
+
+
+class _Unlabelled:
+    """Some of the run's own images, and two random crops of a few, kept in memory."""
+
+    what = "label-free numbers"
+
+    def __init__(self, prepared: Prepared, model: MaskedAutoencoder) -> None:
+        self._prepared, self._model = prepared, model
+        images, size, seed = prepared.images, prepared.model_config.img_size, prepared.config.seed
+        order = permutation(seed, FIXED_EPOCH, len(images)).tolist()
+        chosen = list(islice(readable(images, order), _LABEL_FREE_IMAGES))
+        self._whole = torch.stack([central_crop(image, size) for _, image in chosen])
+        numbers = torch.tensor([number for number, _ in chosen[:_VIEWED_IMAGES]])
+        crops = Crops(images=images, numbers=numbers, img_size=size, augmentation=Augmentation())
+        keys = [sample_keys(seed, FIXED_EPOCH - view, numbers).tolist() for view in (0, 1)]
+        self._views = [crops[numbers.tolist(), view].images for view in keys]
+
+    def measure(self) -> dict[str, float]:
+        features, *views = (
+            _encode(self._prepared, self._model, images) for images in (self._whole, *self._views) if images is not None
+        )
+        spread = measure_spread(features, views=(views[0], views[1]) if len(views) == 2 else None)
+        return {name: value for name, value in spread.as_dict().items() if value is not None}
+
+
+class _Labelled:
+    """The labelled images that were lent, kept in memory: some to learn from, some to be judged by."""
+
+    what = "k-NN and probe"
+
+    def __init__(self, prepared: Prepared, model: MaskedAutoencoder, spec: str) -> None:
+        self._prepared, self._model = prepared, model
+        data = open_labelled(spec, data_root=prepared.config.data_root)
+        self._num_classes = len(data.class_names)
+        self._train = self._some(data.train, _TRAIN_IMAGES)
+        self._test = self._some(data.test, _TEST_IMAGES)
+        seen = {crop.numpy().tobytes() for crop in self._train[0]}
+        if twice := sum(crop.numpy().tobytes() in seen for crop in self._test[0]):
+            raise UsageError(
+                f"--monitor {spec}: {twice:,} of {len(self._test[0]):,} test images are among the training images too; "
+                "remove them from one part"
+            )
+
+    def _some(self, split: LabelledSplit, most: int) -> tuple[_Pixels, Int64[Tensor, " n"]]:
+        """Crops and their classes; of an unreadable image another one is taken."""
+        config, size = self._prepared.config, self._prepared.model_config.img_size
+        images = load_images(
+            split.source,
+            in_chans=self._prepared.images.channels,
+            max_unreadable=config.max_unreadable,
+            memory_limit=0,  # only some of them are needed, and of those the crops
+        )
+        one_image = images.channels * prod(size) * (1 if images.dtype == "uint8" else 4)
+        fitting = max(1, _CROP_BYTES // one_image * most // (_TRAIN_IMAGES + _TEST_IMAGES))
+        order = permutation(config.seed, FIXED_EPOCH, len(images)).tolist()
+        chosen = [
+            (number, central_crop(image, size)) for number, image in islice(readable(images, order), min(most, fitting))
+        ]
+        if not chosen:
+            raise MAEError(f"{images.name}: none of {len(images):,} images could be read; give others with --monitor")
+        return torch.stack([crop for _, crop in chosen]), split.labels[[number for number, _ in chosen]]
+
+    def measure(self) -> dict[str, float]:
+        (train_crops, train_labels), (test_crops, test_labels) = self._train, self._test
+        train, test = (_encode(self._prepared, self._model, crops) for crops in (train_crops, test_crops))
+        classes, device = self._num_classes, self._prepared.device
+        ranked = knn_rank(train, train_labels, test, ks=[NEIGHBOURS], num_classes=classes, top=1, device=device)
+        probe = fit_logistic(train, train_labels, num_classes=classes, penalty=PENALTY, device=device)
+        return {
+            "knn": top_k_accuracy(ranked[NEIGHBOURS], test_labels),
+            "probe": top_k_accuracy(probe.logits(test).argmax(dim=1, keepdim=True), test_labels),
+            "commonest_class": majority_share(train_labels, test_labels, classes),
+            "chance": 1 / classes,
+        }
+
+
+def _encode(prepared: Prepared, model: MaskedAutoencoder, crops: _Pixels) -> Float[Tensor, "n D"]:
+    """Mean tokens on the CPU."""
+    parts: Iterable[Tensor] = (
+        normalise(part.to(prepared.device), *prepared.statistics()) for part in crops.split(_BATCH_SIZE)
+    )
+    return torch.cat([model.encode(images).mean.float().cpu() for images in parts])

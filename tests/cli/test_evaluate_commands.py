@@ -1,0 +1,163 @@
+"""`mae evaluate`, `embed` and `neighbours` as they are typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from data.pictures import png
+from safetensors.torch import save_file
+
+from mae.cli import main
+from mae.evaluation.knn import Knn
+from mae.evaluation.run import PROTOCOLS, Evaluator
+from mae.models.storage import model_metadata
+from mae.models.zoo import create_model
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, a labelled set and a flat one, in which commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(5)
+    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 1, "decoder_depth": 1}
+    model = create_model("mae_vit_lesson_patch4", **sizes, mean=(0.5,) * 3, std=(0.3,) * 3)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", model_metadata(model))
+    for number in range(20):
+        path = tmp_path / "labelled" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(10, 9, seed=number))
+    (tmp_path / "flat").mkdir()
+    for number in range(3):
+        (tmp_path / "flat" / f"{number}.png").write_bytes(png(10, 9, seed=number))
+    return tmp_path
+
+
+def code_of(words: str) -> int:
+    """Exit code, also where the parser stops the program itself."""
+    try:
+        return main(words.split())
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+
+
+def test_help_names_the_protocols_without_pytorch():
+    program = (
+        "import sys; from mae.cli import main; code = main(sys.argv[1:]); "
+        "sys.stderr.write(' '.join(sorted({'torch', 'numpy', 'timm'} & set(sys.modules)))); sys.exit(code)"
+    )
+    for words in (["evaluate"], ["evaluate", "--help"], ["evaluate", "-h"]):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(f"  {name} " in done.stdout for name in [*PROTOCOLS, "all"])
+
+
+@pytest.mark.parametrize("name", [*PROTOCOLS, "all"])
+def test_each_protocol_tells_its_options(name, capsys):
+    assert code_of(f"evaluate {name} --help") == 0
+    shown = capsys.readouterr().out
+    assert "--data" in shown and "--overlap" in shown and f"mae evaluate {name}" in shown
+    option = {"knn": "--ks", "finetune": "--lora", "reconstruction": "--count", "label_free": "--views", "all": "--out"}
+    assert option.get(name, "--epochs") in shown
+
+
+def test_one_protocol(typed, capsys):
+    words = "evaluate knn model.safetensors --data labelled --ks 1 3 --seed 4 --device cpu --out out"
+    assert code_of(words) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("this model, mean", "random weights, mean", "raw pixels", "chance", "50.0%"))
+    record = json.loads((typed / "out" / "evaluation" / "knn.json").read_text())
+    assert len(record["weights"]) == 16
+    assert record["constants"]["ks"] == [1, 3] and record["seed"] == 4 and record["model"] == "model.safetensors"
+
+
+def test_without_labels_and_without_out(typed):
+    assert code_of("evaluate label_free model.safetensors --data flat --device cpu") == 0
+    assert (typed / "runs" / "evaluate-model.safetensors" / "evaluation" / "label_free.json").is_file()
+
+
+def test_all(typed, capsys):
+    assert code_of("evaluate all model.safetensors --data labelled --device cpu --out out") == 0
+    assert "Look at out/evaluation/index.html" in capsys.readouterr().out
+    assert (typed / "out" / "evaluation" / "index.html").is_file()
+
+
+def test_embed_and_neighbours(typed, capsys):
+    assert code_of("embed model.safetensors flat --out f.npz --features mean patches --device cpu") == 0
+    assert code_of("neighbours model.safetensors flat --out n.png --queries 1.png --k 2 --device cpu") == 0
+    shown = capsys.readouterr().out
+    assert "Features in f.npz" in shown and "Look at n.png" in shown
+    assert (typed / "f.npz").is_file() and (typed / "n.png").is_file()
+    for command in ("embed", "neighbours"):
+        assert code_of(f"{command} --help") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("evaluate knnn m --data labelled", 2, "unknown protocol 'knnn'; did you mean knn?"),
+        ("evaluate knn nowhere --data labelled", 2, "nowhere is not there; expected a run folder"),
+        ("evaluate knn model.safetensors --data labeled", 2, "did you mean labelled?"),
+        ("evaluate knn model.safetensors --data flat --device cpu", 2, "flat has no class folders"),
+        ("evaluate knn model.safetensors --data labelled --ks 0", 2, "ks is [0]"),
+        ("evaluate all model.safetensors --data flat --device cpu", 2, "flat has no class folders"),
+        ("evaluate knn timm:nonsense --data labelled", 2, "timm has no such model"),
+        ("evaluate knn cut.safetensors --data labelled", 1, "cut.safetensors cannot be read as a safetensors file"),
+        ("evaluate label_free model.safetensors --data broken --device cpu", 1, "broken"),
+        ("embed model.safetensors flat --out f.csv", 2, "end its name with .parquet, .npz, .safetensors"),
+        ("embed model.safetensors flat --out f.npz --features pooled --device cpu", 2, "no feature 'pooled'"),
+        ("neighbours model.safetensors flat --count 0", 2, "0 images to start from"),
+        ("neighbours model.safetensors flat --queries 9.png --device cpu", 2, "no readable image of that name"),
+    ],
+)
+def test_mistakes_are_one_line_and_a_code(typed, capsys, words, code, said):
+    (typed / "cut.safetensors").write_bytes(b"cut")
+    (typed / "broken").mkdir()
+    (typed / "broken" / "a.png").write_bytes(b"no image")
+    assert code_of(words) == code
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+    assert error.startswith("mae: error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("evaluate knn model.safetensors", "--data"),
+        ("evaluate knn model.safetensors --data labelled --shot 3", "--shots"),
+        ("evaluate all model.safetensors --data labelled --ks 3", "--ks"),
+        ("embed model.safetensors flat", "--out"),
+        ("neighbours model.safetensors flat --count many", "many"),
+    ],
+)
+def test_wrong_words_exit_with_2(typed, capsys, words, said):
+    assert code_of(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_stopped_training_says_so(typed, capsys, monkeypatch):
+    def stop(self, name, protocol):
+        raise KeyboardInterrupt("stopped and saved in x; the same command goes on from there")
+
+    monkeypatch.setattr(Evaluator, "judge", stop)
+    assert code_of("evaluate knn model.safetensors --data labelled --device cpu") == 130
+    assert capsys.readouterr().err == "mae: error: stopped and saved in x; the same command goes on from there\n"
+
+
+def test_too_little_memory_is_one_line(typed, capsys, monkeypatch):
+    def fail(self, bench):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nMany lines")
+
+    monkeypatch.setattr(Knn, "run", fail)
+    assert code_of("evaluate knn model.safetensors --data labelled --device cpu --out out") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("mae: error: the device ran out of memory: CUDA out of memory.; ")
+    assert "--accumulate 2" in error and error.count("\n") == 1
+    assert not (typed / "out" / "evaluation").exists()
+
+
+def test_a_wrong_word_for_overlap(typed, capsys):
+    assert code_of("evaluate knn model.safetensors --data labelled --overlap dorp") == 2
+    assert "dorp" in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""What the progress display says of each kind of row."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from mae.report.console import ProgressDisplay
+
+ROW = {"step": 4, "samples": 32, "loss": 0.5, "lr": 1e-3, "images_per_second": 1234.5, "data_wait": 0.25}
+EVALUATION = {"step": 4, "samples": 32, "evaluation": {"knn": 38.41234, "[odd] name": 0.5}}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("baseline", [1.0, None])
+def test_rows_are_shown(terminal: bool, baseline: float | None) -> None:
+    text = StringIO()
+    console = Console(file=text, force_terminal=terminal, width=200)
+    display = ProgressDisplay(console, total_steps=8, start_step=0, mean_baseline=baseline)
+    display.log({**EVALUATION, "step": 0})  # before the first step there is nothing to reckon a speed from
+    display.log(ROW)
+    display.log(EVALUATION)
+    display.close()
+    assert "step 0  knn 38.41  [odd] name 0.5" in text.getvalue()
+    assert "step 4  knn 38.41  [odd] name 0.5" in text.getvalue()
+    beside = "" if baseline is None else " (50% below mean predictor)"
+    assert f"step 4/8  loss 0.5000{beside}  lr 1.00e-03  1,234 images/s" in text.getvalue()
