@@ -19,6 +19,7 @@ import mae
 from mae.data.images import load_images
 from mae.data.sources import open_held_out
 from mae.errors import MAEError, UsageError
+from mae.evaluation.extractors import comparators, model_extractor
 from mae.evaluation.linear_probe import LinearProbe
 from mae.evaluation.run import CHEAP, PROTOCOLS, TITLES, Evaluator, evaluate, find_protocol
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -239,6 +240,11 @@ def test_images_without_labels(model, tmp_path):
 def test_what_needs_no_labels_looks_at_the_test_part_too(model, labelled, tmp_path):
     found = evaluate("label_free", model, data=labelled, out=tmp_path / "out", **QUICK)
     assert found.data["images"] == 5
+    untrained = comparators(model_extractor(model, name="m"))[0]
+    alone = evaluate(
+        "label_free", untrained.model, data=labelled, out=tmp_path / "untrained", comparators=False, **QUICK
+    )
+    assert found.result["random weights"] == alone.result["this model"] != found.result["this model"]
     for part in ("train", "test"):
         (labelled / part).rename(tmp_path / f"other-{part}")
     paths = {"data": tmp_path / "other-train", "test": tmp_path / "other-test"}
