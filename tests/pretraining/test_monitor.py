@@ -12,9 +12,14 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import mae
+from mae.data.augmentation import Augmentation
+from mae.data.crops import Crops
+from mae.data.images import load_images
+from mae.data.loaders import evaluation_batches, normalise
+from mae.data.sources import open_labelled
 from mae.errors import MAEError, UsageError
 from mae.evaluation.knn import knn_rank
-from mae.evaluation.label_free import measure_spread
+from mae.evaluation.label_free import alignment, measure_spread
 from mae.pretraining import monitor
 from mae.pretraining.monitor import steps_between_looks, summarise_monitoring
 from mae.pretraining.settle import prepare
@@ -96,13 +101,9 @@ def test_tensorboard_has_every_look(pretrain: Run, tmp_path: Path):
 
 def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Against the evaluators on features made here, of all images, so that which ones were chosen does not matter."""
-    for name in ("LABEL_FREE", "TRAIN", "TEST"):
+    for name in ("LABEL_FREE", "VIEWED", "TRAIN", "TEST"):
         monkeypatch.setattr(monitor, f"_{name}_IMAGES", 2000)
     pretrain(monitor="builtin:digits", steps=1)
-    from mae.data.images import load_images
-    from mae.data.loaders import evaluation_batches, normalise
-    from mae.data.sources import open_labelled
-
     data, model = open_labelled("builtin:digits", data_root=tmp_path), mae.load(tmp_path / "run")
     mean, std = torch.tensor([model.config.mean, model.config.std])
     features = []
@@ -111,6 +112,13 @@ def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, mo
         batch = torch.cat(list(evaluation_batches(images, img_size=(8, 8), batch_size=500)))
         with torch.no_grad():
             features.append(model.encode(normalise(batch, mean, std)).mean)
+    images = load_images(data.train.source, in_chans=1)
+    crops = Crops(images=images, numbers=images.readable, img_size=(8, 8), augmentation=Augmentation())
+    with torch.no_grad():
+        views = [
+            model.encode(normalise(crops[images.readable.tolist(), keys].images, mean, std)).mean
+            for keys in (list(range(len(images))), list(range(len(images), 2 * len(images))))
+        ]
     last = looks(tmp_path / "run")[1]
     commonest = data.train.labels.bincount().argmax()
     assert last["chance"] == 0.1
@@ -118,6 +126,8 @@ def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, mo
     spread = measure_spread(features[0]).as_dict()
     for name in LABEL_FREE - {"alignment"}:
         assert last[name] == pytest.approx(spread[name], rel=1e-4)
+    # Other crops of the same images: near, not the same.
+    assert last["alignment"] == pytest.approx(alignment(*views), rel=0.1)
     ranked = knn_rank(features[0], data.train.labels, features[1], ks=[20], num_classes=10, device=torch.device("cpu"))[
         20
     ]

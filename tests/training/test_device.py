@@ -1,10 +1,29 @@
-"""A device that is out of memory, told in words that help."""
+"""Which device and precision is taken, and a device that is out of memory, told in words that help."""
 
 import pytest
 import torch
 
-from mae.errors import MAEError
-from mae.training.device import explained_memory_failure
+from mae.errors import MAEError, UsageError
+from mae.training.device import choose_device, choose_precision, explained_memory_failure
+
+
+def test_the_fastest_device_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch):
+    for cuda, mps, expected in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=cuda: there)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=mps: there)
+        assert choose_device("auto") == torch.device(expected) and choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match="--device is cuda, which PyTorch does not find here; there is: cpu"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((12, 0), "bf16")])
+def test_bf16_is_taken_where_cuda_computes_in_it(monkeypatch: pytest.MonkeyPatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose_precision("auto", torch.device("cuda")) == expected
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+    assert choose_precision("bf16", torch.device("cpu")) == "bf16"
+    with pytest.raises(UsageError, match="fp16 needs a GPU"):
+        choose_precision("fp16", torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

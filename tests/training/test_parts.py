@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from mae.errors import UsageError
-from mae.training.device import choose_device, choose_precision
 from mae.training.log import JsonLines, TensorBoard, loss_rows, read_rows
 from mae.training.optimizer import layered_groups, make_optimizer, parameter_groups
 from mae.training.run_folder import RunFolder, find_weights, new_run_folder
@@ -128,18 +127,6 @@ def test_tensorboard_holds_the_numbers(tmp_path: Path):
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(8, 0.5)]
     assert [event.value for event in events.Scalars("terms/square")] == [0.25]
     assert set(events.Tags()["scalars"]) == {"loss", "terms/square"}
-
-
-def test_precision_and_device_of_a_cpu():
-    cpu = torch.device("cpu")
-    assert choose_precision("auto", cpu) == "fp32"
-    assert choose_precision("bf16", cpu) == "bf16"
-    with pytest.raises(UsageError, match="fp16 needs a GPU"):
-        choose_precision("fp16", cpu)
-    assert choose_device("cpu") == cpu
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="--device is cuda.*there is: cpu"):
-            choose_device("cuda")
 
 
 def test_a_run_folder_must_be_new(tmp_path: Path):

@@ -22,8 +22,6 @@ _VALUES = 1 << 22
 _RANK_EPS = 1e-7  # the paper's, for float32
 _UNIFORMITY_ROWS = 10_000
 _UNIFORMITY_SEED = 0
-
-
 _VIEW_BATCH = 128
 
 

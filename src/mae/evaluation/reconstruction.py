@@ -23,8 +23,6 @@ from mae.report.reconstruction import reconstruct
 from mae.types import MaskPlan
 
 _WINDOW = 7  # scikit-image's for SSIM
-
-
 _FIXED_EPOCH = -1  # masks of no epoch of any run
 
 
