@@ -1,7 +1,7 @@
 """Multinomial logistic regression on frozen features, its penalty chosen on a part of the training samples."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ def fit_logistic(
         MAEError: features that are not finite.
     """
     _check(labels, num_classes, [penalty])
-    problem = _Problem.of(features, labels, torch.arange(len(labels)), num_classes=num_classes, device=device)
+    problem = _Problem.of(features, labels, num_classes=num_classes, device=device)
     return problem.fit(penalty, start, max_iterations, tolerance=_FINE)
 
 
@@ -121,8 +121,9 @@ def choose_penalty(
 ) -> PenaltyChoice:
     """Fit each penalty on nine tenths of the samples, judge it on the rest (`hold_out`), refit the best on all.
 
-    Each fit starts from that of the next stronger penalty and goes near enough to its end to be judged; the last one
-    goes all the way. Of penalties equally accurate the strongest is best.
+    Features are standardised as all training samples are, in every fit: a penalty then means the same in all. Each fit
+    starts from that of the next stronger penalty and goes near enough to its end to be judged; the last one goes all
+    the way. Of penalties equally accurate the strongest is best.
 
     Args:
         features: as for `fit_logistic`.
@@ -140,13 +141,13 @@ def choose_penalty(
     _check(labels, num_classes, penalties)
     penalties = tuple(sorted(penalties, reverse=True))
     fitted, held = hold_out(labels, seed=seed)
-    problem = _Problem.of(features, labels, fitted, num_classes=num_classes, device=device)
+    whole = _Problem.of(features, labels, num_classes=num_classes, device=device)
+    part = whole.of_rows(fitted)
     fits: list[Logistic] = []
     for penalty in penalties:
-        fits.append(problem.fit(penalty, fits[-1] if fits else None, max_iterations, tolerance=_ROUGH))
+        fits.append(part.fit(penalty, fits[-1] if fits else None, max_iterations, tolerance=_ROUGH))
     accuracies = tuple(_accuracy(fit, features, labels, held) for fit in fits)
     best = accuracies.index(max(accuracies))
-    whole = _Problem.of(features, labels, torch.arange(len(labels)), num_classes=num_classes, device=device)
     return PenaltyChoice(
         best=whole.fit(penalties[best], fits[best], max_iterations, tolerance=_FINE),
         penalties=penalties,
@@ -191,58 +192,65 @@ class _Problem:
     kept: list[Tensor]
 
     @classmethod
-    def of(
-        cls, features: Tensor, labels: Tensor, rows: Tensor, *, num_classes: int, device: torch.device
-    ) -> "_Problem":
+    def of(cls, features: Tensor, labels: Tensor, *, num_classes: int, device: torch.device) -> "_Problem":
         """Measure the features: their moments, and the principal axes of what they are when standardised."""
-        mean, std = (moment.to(device) for moment in _moments(features, rows))
+        mean, std = (moment.to(device) for moment in _moments(features))
         covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
-        kept: list[Tensor] = []
-        for part in rows.split(_CHUNK):
-            z = _standardise(features[part], mean, std)
+        for chunk in features.split(_CHUNK):
+            z = _standardise(chunk, mean, std)
             covariance += (z.T @ z).cpu().double()
-            if len(rows) * z[0].nbytes <= _KEPT_BYTES:
-                kept.append(z)
-        variances, axes = torch.linalg.eigh(covariance / len(rows))
-        return cls(
+        variances, axes = torch.linalg.eigh(covariance / len(features))
+        problem = cls(
             features=features,
             labels=labels,
-            rows=rows,
+            rows=torch.arange(len(features)),
             num_classes=num_classes,
             mean=mean,
             std=std,
             axes=axes,
             variances=variances.clamp(min=0),
-            kept=kept,
+            kept=[],
         )
+        return problem.of_rows(problem.rows)
+
+    def of_rows(self, rows: Int64[Tensor, " r"]) -> "_Problem":
+        """Some of the samples, their features standardised as those of all."""
+        kept: list[Tensor] = []
+        if len(rows) * self.mean.nbytes <= _KEPT_BYTES:
+            kept = [_standardise(self.features[part], self.mean, self.std) for part in rows.split(_CHUNK)]
+        return replace(self, rows=rows, kept=kept)
 
     def fit(self, penalty: float, start: Logistic | None, max_iterations: int, *, tolerance: float) -> Logistic:
-        """L-BFGS over `weight = u @ scale`, in which no direction is much steeper than another.
+        """L-BFGS over `weight = (v / steepness) @ axes.T`, in which no direction is much steeper than another.
 
         The Hessian of the cross-entropy is at most half the covariance of the features (Boehning 1992), so the root
         of that, with the penalty, evens the slopes; without it weak penalties take many hundred iterations.
         """
         steepness = (self.variances / 2 + penalty).sqrt()
-        scale, unscale = (self.axes * factor @ self.axes.T for factor in (1 / steepness, steepness))
         shape = (self.num_classes, len(self.mean) + 1)
 
+        def weight_and_bias(flat: np.ndarray) -> tuple[Tensor, Tensor]:
+            v, bias = torch.from_numpy(flat).reshape(shape).split([shape[1] - 1, 1], dim=1)
+            return (v / steepness) @ self.axes.T, bias.squeeze(1)
+
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            u, bias = torch.from_numpy(flat).reshape(shape).split([shape[1] - 1, 1], dim=1)
-            weight = u @ scale
-            loss, to_weight, to_bias = self._cross_entropy(weight, bias.squeeze(1))
+            weight, bias = weight_and_bias(flat)
+            loss, to_weight, to_bias = self._cross_entropy(weight, bias)
             loss += penalty / 2 * float(weight.square().sum())
-            return loss, torch.cat([(to_weight + penalty * weight) @ scale, to_bias], dim=1).flatten().numpy()
+            to_v = (to_weight + penalty * weight) @ self.axes / steepness
+            return loss, torch.cat([to_v, to_bias], dim=1).flatten().numpy()
 
         first = torch.zeros(shape, dtype=torch.float64)
         if start is not None:
-            first = torch.cat([start.weight.cpu().double() @ unscale, start.bias.cpu().double().unsqueeze(1)], dim=1)
+            v = start.weight.cpu().double() @ self.axes * steepness
+            first = torch.cat([v, start.bias.cpu().double().unsqueeze(1)], dim=1)
         ends = {"ftol": 1e-8 * tolerance, "gtol": 1e-6 * tolerance}
         options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 20, **ends}
         found = minimize(objective, first.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
-        u, bias = torch.from_numpy(found.x).reshape(shape).split([shape[1] - 1, 1], dim=1)
+        weight, bias = weight_and_bias(found.x)
         return Logistic(
-            weight=(u @ scale).float().to(self.mean.device),
-            bias=bias.squeeze(1).float().to(self.mean.device),
+            weight=weight.float().to(self.mean.device),
+            bias=bias.float().to(self.mean.device),
             mean=self.mean,
             std=self.std,
             penalty=penalty,
@@ -281,12 +289,12 @@ def _standardise(
     return (chunk.to(mean) - mean).mul_(torch.where(std > 0, 1 / std, 0))
 
 
-def _moments(features: Float[Tensor, "n D"], rows: Int64[Tensor, " r"]) -> Iterator[Float32[Tensor, " D"]]:
+def _moments(features: Float[Tensor, "n D"]) -> Iterator[Float32[Tensor, " D"]]:
     """Mean and deviation of each feature, merged chunk by chunk in float64 (Chan, Golub & LeVeque 1979)."""
     mean = squares = torch.zeros(features.shape[1], dtype=torch.float64)
     seen = 0
-    for part in rows.split(_CHUNK):
-        chunk = features[part].cpu().double()
+    for part in features.split(_CHUNK):
+        chunk = part.cpu().double()
         if not chunk.isfinite().all():
             raise MAEError("the features hold values that are not finite; the model that made them is broken")
         seen += len(chunk)
