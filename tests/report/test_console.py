@@ -25,3 +25,19 @@ def test_rows_are_shown(terminal: bool, baseline: float | None) -> None:
     assert "step 4  knn 38.41  [odd] name 0.5" in text.getvalue()
     beside = "" if baseline is None else " (50% below mean predictor)"
     assert f"step 4/8  loss 0.5000{beside}  lr 1.00e-03  1,234 images/s" in text.getvalue()
+
+
+def test_a_look_before_the_first_step_is_not_reckoned_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("mae.report.console.time.monotonic", lambda: now[0])
+    text = StringIO()
+    display = ProgressDisplay(Console(file=text, width=200), total_steps=12, start_step=0, mean_baseline=None)
+    now[0] = 500.0
+    display.log({**EVALUATION, "step": 0})
+    now[0] = 540.0  # four steps of ten seconds
+    display.log(ROW)
+    assert "ETA 1 min 20 s" in text.getvalue()
+    now[0] = 640.0
+    display.log(EVALUATION)  # later ones come again, and count
+    display.log({**ROW, "step": 7})
+    assert "ETA 1 min 40 s" in text.getvalue()

@@ -77,6 +77,8 @@ class ProgressDisplay:
         if "evaluation" in row:
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in row["evaluation"].items())
             self._console.print(f"step {row['step']}  {numbers}", highlight=False, soft_wrap=True, markup=False)
+            if row["step"] == self._start_step:
+                self._began = time.monotonic()  # what was looked at before the first step tells nothing of the steps
             return
         text = self._describe(row)
         if self._bar is not None:
