@@ -1,12 +1,10 @@
 """Lower precision and the compiler must not change what is computed."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from compiler import run_compiled
 from tiny import images_for, tiny_config, tiny_model
 from torch.testing import assert_close
 
@@ -58,8 +56,4 @@ for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
 
 @pytest.mark.slow
 def test_the_compiled_model_is_one_graph_of_the_same_loss_and_gradients() -> None:
-    """In a process of its own: the compiler would trace the tests' shape checks, which draw random numbers."""
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("torch.compile needs a C compiler on a CPU, and there is none")
-    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_compiled(COMPILED, folder=Path(__file__).parent)

@@ -250,19 +250,16 @@ class Evaluator:
             UsageError: nothing of that name, or no images there.
         """
         if self._gallery is None:
-            self._gallery = self._of_images()
+            self._gallery = Gallery(
+                extractor=self.extractor,
+                source=open_held_out(self._test or self._spec, data_root=self._data_root),
+                folder=self.folder,
+                device=self.device,
+                seed=self.seed,
+                console=self.console,
+                store=self._store,
+            )
         return self._gallery
-
-    def _of_images(self) -> Gallery:
-        return Gallery(
-            extractor=self.extractor,
-            source=open_held_out(self._test or self._spec, data_root=self._data_root),
-            folder=self.folder,
-            device=self.device,
-            seed=self.seed,
-            console=self.console,
-            store=self._store,
-        )
 
 
 def _digest(identity: str | None) -> str | None:
