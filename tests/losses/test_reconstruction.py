@@ -1,17 +1,36 @@
-"""The mean squared error against loops, with and without weights."""
+"""The reconstruction losses against loops and PyTorch's own, with and without weights."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from mae.losses.reconstruction import MeanSquaredError
+from mae.errors import UsageError
+from mae.losses.reconstruction import MeanAbsoluteError, MeanSquaredError, SmoothL1
+
+Judge = Callable[[float], float]
 
 
-def loss_by_loops(pred: Tensor, target: Tensor, weight: Tensor | None) -> float:
+def smooth(beta: float) -> Judge:
+    return lambda error: error**2 / (2 * beta) if abs(error) < beta else abs(error) - beta / 2
+
+
+CASES = [
+    (MeanSquaredError(), lambda error: error**2, functional.mse_loss),
+    (MeanAbsoluteError(), abs, functional.l1_loss),
+    (SmoothL1(), smooth(1.0), functional.smooth_l1_loss),
+    (SmoothL1(beta=0.3), smooth(0.3), lambda p, t: functional.smooth_l1_loss(p, t, beta=0.3)),
+]
+
+
+def loss_by_loops(judge: Judge, pred: Tensor, target: Tensor, weight: Tensor | None) -> float:
     total = count = 0.0
     for image in range(pred.shape[0]):
         for patch in range(pred.shape[1]):
-            errors = [(float(p) - float(t)) ** 2 for p, t in zip(pred[image, patch], target[image, patch], strict=True)]
+            pairs = zip(pred[image, patch], target[image, patch], strict=True)
+            errors = [judge(float(p) - float(t)) for p, t in pairs]
             share = 1.0 if weight is None else float(weight[image, patch])
             total += share * sum(errors) / len(errors)
             count += share
@@ -19,32 +38,60 @@ def loss_by_loops(pred: Tensor, target: Tensor, weight: Tensor | None) -> float:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_loss_matches_loops(weighted: bool) -> None:
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_loss_matches_loops(term, judge, torchs, weighted: bool) -> None:
     pred, target = torch.randn(2, 3, 4, 5)
     weight = torch.rand(3, 4) if weighted else None
-    expected = loss_by_loops(pred, target, weight)
-    assert float(MeanSquaredError()(pred, target, weight)) == pytest.approx(expected, rel=1e-5)
+    expected = loss_by_loops(judge, pred, target, weight)
+    assert float(term(pred, target, weight)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_weighs_nothing_does_not_count_and_gets_no_gradient() -> None:
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_loss_and_gradient_are_torchs(term, judge, torchs) -> None:
+    pred, target = torch.randn(2, 3, 4, 5)
+    ours, theirs = pred.clone().requires_grad_(), pred.clone().requires_grad_()
+    value, expected = term(ours, target, None), torchs(theirs, target)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-8)
+
+
+def test_the_squared_error_keeps_its_bits() -> None:
+    pred, target = torch.randn(2, 3, 4, 5)
+    weight = torch.rand(3, 4)
+    per_patch = (pred - target).square().mean(dim=-1)
+    assert torch.equal(MeanSquaredError()(pred, target, None), per_patch.mean())
+    assert torch.equal(MeanSquaredError()(pred, target, weight), (per_patch * weight).sum() / weight.sum())
+
+
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_what_weighs_nothing_does_not_count_and_gets_no_gradient(term, judge, torchs) -> None:
     pred, target = torch.randn(2, 1, 2, 5)
     pred.requires_grad_()
     weight = torch.tensor([[0.0, 1.0]])
-    loss = MeanSquaredError()(pred, target, weight)
-    assert float(loss) == pytest.approx(loss_by_loops(pred[:, 1:], target[:, 1:], None), rel=1e-5)
+    loss = term(pred, target, weight)
+    assert loss.item() == pytest.approx(loss_by_loops(judge, pred.detach()[:, 1:], target[:, 1:], None), rel=1e-5)
     loss.backward()
     assert pred.grad is not None and pred.grad[0, 0].abs().max() == 0 and pred.grad[0, 1].abs().min() > 0
 
 
-def test_weights_are_relative() -> None:
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_weights_are_relative(term, judge, torchs) -> None:
     pred, target = torch.randn(2, 2, 3, 4)
     weight = torch.rand(2, 3)
-    term = MeanSquaredError()
     assert float(term(pred, target, weight)) == pytest.approx(float(term(pred, target, 7 * weight)), rel=1e-5)
 
 
-def test_half_precision_is_judged_in_float32() -> None:
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_half_precision_is_judged_in_float32(term, judge, torchs) -> None:
     pred = torch.full((1, 1, 1000), 1.0, dtype=torch.bfloat16)
     target = torch.full((1, 1, 1000), 1.001)
-    loss = MeanSquaredError()(pred, target, None)
-    assert loss.dtype == torch.float32 and float(loss) == pytest.approx(1e-6, rel=1e-3)
+    loss = term(pred, target, None)
+    assert loss.dtype == torch.float32 and float(loss) == pytest.approx(judge(0.001), rel=1e-3)
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_beta_out_of_range_is_refused(beta: float) -> None:
+    with pytest.raises(UsageError, match=r"beta of the smooth L1 loss is .*expected a finite number above 0"):
+        SmoothL1(beta=beta)

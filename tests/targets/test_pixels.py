@@ -57,3 +57,22 @@ def test_statistics_undo_the_standardisation() -> None:
     mean, deviation = patch_statistics(patches)
     target = PixelTarget(patch_size=(4, 4), norm_pix=True)(images)
     assert_close(target * deviation + mean, patches, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [None, torch.tensor([[3, 0], [1, 2]])])
+def test_deviation_turns_an_error_of_the_target_into_one_of_pixels(tokens: Tensor | None) -> None:
+    images, other = torch.randn(2, 2, 3, 8, 8) * 4 + 1
+    target = PixelTarget(patch_size=(4, 4))
+    mean, deviation = patch_statistics(patchify(images, (4, 4), tokens))
+    guess = patchify(other, (4, 4), tokens)  # pixels a decoder might have meant, as it would have to say them
+    error = ((guess - mean) / deviation - target(images, tokens)) * target.deviation(images, tokens)
+    assert_close(error, guess - patchify(images, (4, 4), tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_plain_pixels_have_no_deviation() -> None:
+    assert PixelTarget(patch_size=(4, 4), norm_pix=False).deviation(torch.randn(1, 3, 8, 8)) is None
+
+
+def test_the_picture_is_the_image_itself() -> None:
+    images = torch.randn(1, 3, 8, 8)
+    assert PixelTarget(patch_size=(4, 4)).picture(images) is images

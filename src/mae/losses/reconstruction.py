@@ -1,9 +1,26 @@
 """How far the prediction is from the target."""
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
+
+from mae.errors import UsageError
+
+
+def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None) -> Float[Tensor, ""]:
+    """Mean over a patch's values, then over the patches of the whole batch.
+
+    Args:
+        values: how wrong each predicted value is, float32.
+        weight: how much each patch counts, relative to the others; None counts each alike.
+    """
+    per_patch = values.mean(dim=-1)
+    if weight is None:
+        return per_patch.mean()
+    return (per_patch * weight).sum() / weight.sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +37,45 @@ class MeanSquaredError:
             target: true values.
             weight: how much each patch counts; None counts each alike.
         """
-        per_patch = (pred.float() - target.float()).square().mean(dim=-1)
-        if weight is None:
-            return per_patch.mean()
-        return (per_patch * weight).sum() / weight.sum()
+        return weighted_mean((pred.float() - target.float()).square(), weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanAbsoluteError:
+    """The mean of |prediction - target|, taken as `MeanSquaredError` takes its own (SimMIM: Xie et al. 2021, 3.4)."""
+
+    def __call__(
+        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
+    ) -> Float[Tensor, ""]:
+        """The loss in float32; see `MeanSquaredError` for the arguments."""
+        return weighted_mean((pred.float() - target.float()).abs(), weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothL1:
+    """Squared where the error is small, absolute where it is large (Girshick 2015, section 2.3).
+
+    With the error e: `e^2 / (2 beta)` where |e| < beta, `|e| - beta / 2` elsewhere.
+
+    Attributes:
+        beta: where the one goes over into the other, in units of the target, above 0.
+
+    Raises:
+        UsageError: a beta out of range.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.beta) and self.beta > 0):
+            raise UsageError(
+                f"beta of the smooth L1 loss is {self.beta}; expected a finite number above 0 "
+                "(the mean absolute error is its limit at 0)"
+            )
+
+    def __call__(
+        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
+    ) -> Float[Tensor, ""]:
+        """The loss in float32; see `MeanSquaredError` for the arguments."""
+        values = functional.smooth_l1_loss(pred.float(), target.float(), reduction="none", beta=self.beta)
+        return weighted_mean(values, weight)

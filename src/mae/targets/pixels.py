@@ -32,12 +32,31 @@ class PixelTarget:
     patch_size: tuple[int, int]
     norm_pix: bool = True
 
+    def picture(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """What the predicted patches are cut from: the images themselves."""
+        return images
+
     def __call__(
         self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B M P"]:
         """Target values of the given tokens (None: every token in raster order), float32."""
-        patches = patchify(images, self.patch_size, tokens).float()
+        patches = self._patches(images, tokens)
         if not self.norm_pix:
             return patches
         mean, deviation = patch_statistics(patches)
         return (patches - mean) / deviation
+
+    def deviation(
+        self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None = None
+    ) -> Float[Tensor, "B M 1"] | None:
+        """What one unit of the target is in the images' own unit; None where it is that unit itself.
+
+        `(prediction - target) * deviation` is the error in the images' unit: prediction and target stand on the
+        same mean of the patch, which cancels.
+        """
+        if not self.norm_pix:
+            return None
+        return patch_statistics(self._patches(images, tokens))[1]
+
+    def _patches(self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None) -> Float[Tensor, "B M P"]:
+        return patchify(self.picture(images), self.patch_size, tokens).float()

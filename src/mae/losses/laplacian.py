@@ -1,0 +1,73 @@
+"""Whether edges stand where they should: the Laplacian of the reconstruction against that of the image."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mae.errors import UsageError
+
+
+def laplacian(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+    """Sum of the four neighbours less four times the pixel, channel by channel; the border is repeated outwards.
+
+    In other words the sum of (neighbour - pixel) over the neighbours there are, since a repeated border adds 0. A
+    constant image therefore gives 0 everywhere, at its border too.
+    """
+    result = torch.zeros_like(images)
+    down = images[..., 1:, :] - images[..., :-1, :]
+    result[..., :-1, :] += down
+    result[..., 1:, :] -= down
+    across = images[..., 1:] - images[..., :-1]
+    result[..., :-1] += across
+    result[..., 1:] -= across
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplacianError:
+    """Mean over hidden pixels and channels of |Laplacian of the reconstruction - Laplacian of the image|.
+
+    Kernel and border are linear, so the difference of the two Laplacians is the Laplacian of the error: one
+    pass is enough, and only the error is asked for.
+
+    At the rim of a hidden patch the kernel reads its neighbours. By default these are the true pixels of a
+    visible patch, as in the picture that is put together from both: a step between the predicted and the true
+    patch (a seam) counts, and gradients reach hidden patches alone. With `raw` they are what the decoder
+    predicts for the visible patch, which no other term trains: the prediction is judged as one image, a seam
+    to the true pixels is not seen, and gradients flow into those predictions as well.
+
+    Attributes:
+        weight: how much the term counts in the objective; the call returns the value without it.
+        raw: judge the decoder's picture as it is, visible patches included; they must then be predicted too.
+
+    Raises:
+        UsageError: a weight that is negative or not finite.
+    """
+
+    weight: float = 0.05
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise UsageError(f"weight of the Laplacian term is {self.weight}; expected a finite number from 0 up")
+
+    def __call__(self, error: Float[Tensor, "B C H W"], hidden: Bool[Tensor, "B 1 H W"]) -> Float[Tensor, ""]:
+        """The value in float32, not multiplied by `weight`.
+
+        Args:
+            error: prediction minus image as pictures, any floating type. Without `raw` it may hold anything
+                on visible pixels.
+            hidden: True on the pixels of hidden patches; at least one.
+        """
+        error = error.float()
+        if not self.raw:
+            error = error.masked_fill(~hidden, 0)
+        values = hidden.sum() * error.shape[1]
+        # With s the signs on hidden pixels, the sum of |L e| is <s, L e> = <L s, e>: L is symmetric. The gradient
+        # is L s itself, so nothing of the way there is kept for the backward pass.
+        with torch.no_grad():
+            slope = laplacian(laplacian(error).sign_().mul_(hidden)).div_(values)
+        return (slope * error).sum()
