@@ -15,7 +15,7 @@ import tyro
 
 from mae import records
 from mae.errors import UsageError
-from mae.models.config import pair
+from mae.models.config import Loss, UniformityForm, pair
 from mae.options import shown
 
 
@@ -47,7 +47,18 @@ Statistics = Literal["data", "imagenet"]
 
 # What a resumed run may change: where and how fast it computes and what is looked at, not what is learned.
 MACHINE_FIELDS = frozenset(
-    {"out", "data_root", "device", "workers", "compile", "accumulate", "save_every", "monitor", "monitor_every"}
+    {
+        "out",
+        "data_root",
+        "device",
+        "workers",
+        "compile",
+        "accumulate",
+        "save_every",
+        "keep_every",
+        "monitor",
+        "monitor_every",
+    }
 )
 
 
@@ -77,11 +88,33 @@ class PretrainConfig:
     in_chans: Annotated[int | None, shown("the data's", "C")] = None
     """Channels."""
     mask_ratio: float = 0.75
-    """Share of patches hidden."""
+    """Share of patches hidden; with a schedule, where it ends."""
+    mask_schedule: Literal["const", "linear", "cosine", "random"] = "const"
+    """How that share changes: not, from --mask-start in a line or half a wave, or drawn between the two each batch."""
+    mask_start: float = 0.5
+    """Share of patches hidden at the start of a schedule."""
+    mask_warmup: float = 5.0
+    """Passes over the images until linear and cosine end."""
     norm_pix_loss: bool = True
     """Predict patches standardised one by one: better features. Off: pictures need no help."""
+    low_pass: Annotated[float | None, shown("all of them", "SHARE")] = None
+    """Predict only frequencies up to this share of what a side can hold."""
+    loss: Loss = "mse"
+    """Distance of prediction and target."""
+    laplacian: float = 0.0
+    """Weight of the Laplacian's error over hidden pixels: fine detail. 0: without."""
+    laplacian_raw: bool = False
+    """Let that term read predictions for visible patches too, instead of their true pixels."""
+    uniformity: float = 0.0
+    """Weight of a term that spreads the images' features. 0: without."""
+    uniformity_form: UniformityForm = "gaussian"
+    """gaussian: after Wang and Isola. squared_cosine: U-MAE's."""
+    focal_frequency: float = 0.0
+    """Weight of the focal frequency loss. 0: without."""
     mlp_ratio: Annotated[float | None, shown("the model's", "RATIO")] = None
     """Hidden width of the MLPs over the token width."""
+    decoder_depth: Annotated[int | None, shown("the model's", "BLOCKS")] = None
+    """Blocks of the decoder."""
     cls_token: Annotated[bool | None, shown("the model's", "{True,False}")] = None
     """Whether a class token leads the sequence."""
     pos_embed: Annotated[Literal["sincos2d", "learned"] | None, shown("the model's", "{sincos2d,learned}")] = None
@@ -131,7 +164,9 @@ class PretrainConfig:
     seed: int = 0
     """Decides weights, order, crops and masks."""
     save_every: Annotated[int | None, shown("one every ten minutes", "STEPS")] = None
-    """Steps between checkpoints."""
+    """Steps between checkpoints; the newest two are kept."""
+    keep_every: Annotated[int | None, shown("none", "STEPS")] = None
+    """Steps between checkpoints that are kept for good."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -152,15 +187,23 @@ class PretrainConfig:
             "lr",
             "base_lr",
             "save_every",
+            "keep_every",
             "in_chans",
+            "decoder_depth",
             "clip_grad",
             "monitor_every",
         )
         rules: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
             (above_0, "a finite number above 0", lambda value: 0 < value < inf),
-            (("min_lr", "weight_decay", "warmup_epochs", "workers"), "0 or more", lambda value: 0 <= value < inf),
+            (
+                ("min_lr", "weight_decay", "warmup_epochs", "mask_warmup", "workers"),
+                "0 or more",
+                lambda value: 0 <= value < inf,
+            ),
             (("seed",), "a whole number from 0 to below 2 to the power of 63", lambda value: 0 <= value < 1 << 63),
-            (("mask_ratio",), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
+            (("laplacian", "uniformity", "focal_frequency"), "a weight of 0 or more", lambda value: 0 <= value < inf),
+            (("low_pass",), "a share above 0 and at most 1", lambda value: 0 < value <= 1),
+            (("mask_ratio", "mask_start"), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
             (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),
             (("betas",), "two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
         ]

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     ERASE_NOISE = 6
     MIX = 7
     FORWARD = 8
+    RATIO = 9
 
 
 def _signed(constant: int) -> int:

@@ -32,6 +32,12 @@ class MaskPlan:
     weight: Float[Tensor, "B M"] | None = None
     hidden: Bool[Tensor, "B N"]
 
+    def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
+        """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""
+        batch, num_tokens = self.hidden.shape
+        whole = values.new_zeros(batch, num_tokens, values.shape[-1])
+        return whole.scatter(1, self.predicted.unsqueeze(-1).expand_as(values), values)
+
     def predict_all(self) -> "MaskPlan":
         """The same mask with every token predicted; only the hidden ones still count in the loss."""
         batch, num_tokens = self.hidden.shape
@@ -44,8 +50,8 @@ class MAEOutput:
     """What a pre-training forward returns; unpacks as the field's triple `loss, pred, mask`.
 
     Attributes:
-        loss: the sum of the terms, float32.
-        terms: each named part of the loss.
+        loss: the sum of the terms, each times its weight, float32.
+        terms: each named part of the loss, unweighted; `reconstruction` counts once.
         prediction: what the decoder predicts for the tokens in `plan.predicted`, in target units.
         plan: the mask that was used.
         latent: the encoder's output for the visible tokens, class token first if there is one.
@@ -60,10 +66,7 @@ class MAEOutput:
     @property
     def pred(self) -> Float[Tensor, "B N P"]:
         """The prediction on the whole grid in raster order; zeros where nothing was predicted."""
-        batch, num_tokens = self.plan.hidden.shape
-        whole = self.prediction.new_zeros(batch, num_tokens, self.prediction.shape[-1])
-        where = self.plan.predicted.unsqueeze(-1).expand_as(self.prediction)
-        return whole.scatter(1, where, self.prediction)
+        return self.plan.on_grid(self.prediction)
 
     @property
     def mask(self) -> Float[Tensor, "B N"]:

@@ -7,7 +7,7 @@ import torch
 
 from mae.errors import UsageError
 from mae.evaluation.yardsticks import measure_yardsticks, predict_mean_of_visible, predict_nearest_visible
-from mae.losses.reconstruction import MeanSquaredError
+from mae.losses.reconstruction import MeanAbsoluteError, MeanSquaredError
 from mae.masking.random import RandomMasking
 from mae.targets.pixels import PixelTarget
 from mae.types import MaskPlan
@@ -38,15 +38,15 @@ def slow_guesses(values: torch.Tensor, plan: MaskPlan) -> dict[str, torch.Tensor
 
 @pytest.mark.parametrize("norm_pix", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_of_each_trivial_predictor(norm_pix, weighted):
+@pytest.mark.parametrize("loss", [MeanSquaredError(), MeanAbsoluteError()])
+def test_the_loss_of_each_trivial_predictor(norm_pix, weighted, loss):
     target = PixelTarget(patch_size=(P, Q), norm_pix=norm_pix)
     images, plan = batch(0, size=4)
     if weighted:
         plan = replace(plan, weight=torch.rand(plan.predicted.shape, generator=torch.Generator().manual_seed(9)))
     guesses = slow_guesses(target(images), plan)
-    loss = MeanSquaredError()
     expected = [float(loss(guess, target(images, plan.predicted), plan.weight)) for guess in guesses.values()]
-    found = measure_yardsticks(target, [(images, plan)], (P, Q))
+    found = measure_yardsticks(target, [(images, plan)], (P, Q), loss=loss)
     assert list(found.as_dict().values()) == pytest.approx(expected, rel=1e-5)
     assert list(found.as_dict()) == ["zero", "mean_of_visible", "nearest_visible"]
 
@@ -60,15 +60,21 @@ def test_batches_count_as_one_large_one():
         predicted=torch.cat([plan.predicted for plan in plans]),
         hidden=torch.cat([plan.hidden for plan in plans]),
     )
-    whole = measure_yardsticks(target, [(torch.cat([images for images, _ in batches]), together)], (P, Q))
-    assert measure_yardsticks(target, iter(batches), (P, Q)).as_dict() == pytest.approx(whole.as_dict())
+    whole = measure_yardsticks(
+        target, [(torch.cat([images for images, _ in batches]), together)], (P, Q), loss=MeanSquaredError()
+    )
+    assert measure_yardsticks(target, iter(batches), (P, Q), loss=MeanSquaredError()).as_dict() == pytest.approx(
+        whole.as_dict()
+    )
 
 
 def test_visible_patches_count_nothing_when_all_are_predicted():
     target = PixelTarget(patch_size=(P, Q))
     images, plan = batch(0)
-    found = measure_yardsticks(target, [(images, plan.predict_all())], (P, Q))
-    assert found.as_dict() == pytest.approx(measure_yardsticks(target, [(images, plan)], (P, Q)).as_dict())
+    found = measure_yardsticks(target, [(images, plan.predict_all())], (P, Q), loss=MeanSquaredError())
+    assert found.as_dict() == pytest.approx(
+        measure_yardsticks(target, [(images, plan)], (P, Q), loss=MeanSquaredError()).as_dict()
+    )
 
 
 def test_guesses_come_for_the_tokens_asked_for():
@@ -87,10 +93,10 @@ def test_guesses_come_for_the_tokens_asked_for():
 
 def test_zero_on_norm_pix_is_nearly_one():
     target = PixelTarget(patch_size=(P, Q))
-    found = measure_yardsticks(target, [batch(0, size=8)], (P, Q))
+    found = measure_yardsticks(target, [batch(0, size=8)], (P, Q), loss=MeanSquaredError())
     assert found.zero == pytest.approx((P * Q * 2 - 1) / (P * Q * 2), rel=1e-4)
 
 
 def test_no_batch_is_said():
     with pytest.raises(UsageError, match="at least one batch"):
-        measure_yardsticks(PixelTarget(patch_size=(P, Q)), [], (P, Q))
+        measure_yardsticks(PixelTarget(patch_size=(P, Q)), [], (P, Q), loss=MeanSquaredError())

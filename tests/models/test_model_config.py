@@ -35,9 +35,13 @@ def test_the_options_for_overrides_are_the_fields() -> None:
 
 PAIRS, STATISTICS = ("img_size", "patch_size"), ("mean", "std")
 NUMBERS = [name for name, value in ModelConfig().to_json().items() if type(value) in (int, float)]
+WEIGHTS = ("laplacian", "uniformity", "focal_frequency")
 HOSTILE: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in ("12", None, [1], {}, True, float("nan"))),
-    *((name, value) for name in NUMBERS if name != "mask_ratio" for value in (0, -1, 10**9, 10**400)),
+    *((name, value) for name in NUMBERS if name not in ("mask_ratio", *WEIGHTS) for value in (0, -1, 10**9, 10**400)),
+    *((name, value) for name in WEIGHTS for value in (-1, 10**400, float("inf"))),
+    *(("low_pass", value) for value in ("1", 0, -0.1, 1.1, float("nan"), True)),
+    *((name, value) for name in ("loss", "uniformity_form") for value in (1, None, "", "__class__", ["mse"])),
     *((name, value) for name in ("mlp_ratio",) for value in (float("inf"), -float("inf"))),
     *((name, 1.5) for name in ("depth", "embed_dim", "in_chans", "num_heads")),
     *((name, v) for name in PAIRS for v in ("224", [], [1], [1, 2, 3], [1, "2"], [1.5, 2.0], None, True)),
@@ -46,7 +50,7 @@ HOSTILE: list[tuple[str, Any]] = [
     *((name, [10**400, 1, 1]) for name in STATISTICS),
     ("std", [1, 1, 0]),
     ("std", [1, 1, -1]),
-    *((name, value) for name in ("cls_token", "norm_pix_loss") for value in (1, 0, "true", None)),
+    *((name, value) for name in ("cls_token", "norm_pix_loss", "laplacian_raw") for value in (1, 0, "true", None)),
     *(("pos_embed", value) for value in (1, None, ["sincos2d"])),
 ]
 

@@ -132,17 +132,22 @@ def test_resume_needs_a_run(tmp_path: Path):
 
 @pytest.mark.slow
 def test_two_processes_compute_the_same_run(tmp_path: Path):
-    """Losses of one process and of two are equal to rounding: the global batch depends on the step alone."""
-    one = start(tmp_path / "one", *ARGS.split(), "--steps", "12", "--accumulate", "2")
+    """Losses of one process and of two are equal to rounding: the global batch depends on the step alone.
+
+    So is what a batch is compared with (uniformity), and how much of it is hidden.
+    """
+    args = [*ARGS.split(), "--steps", "12", "--accumulate", "2", "--recipe", "improved", "--mask-warmup", "0.3"]
+    one = start(tmp_path / "one", *args)
     assert one.wait(timeout=240) == 0, one.communicate()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mae"]
-    args = ["pretrain", *ARGS.split(), "--steps", "12", "--accumulate", "2", "--out", str(tmp_path / "two")]
-    done = subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=240)
+    again = ["pretrain", *args, "--out", str(tmp_path / "two")]
+    done = subprocess.run([*launcher, *again], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("one", "two")]
     assert [row["step"] for row in rows[1]] == list(range(1, 13))
     for alone, together in zip(*rows, strict=True):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert together["terms"] == pytest.approx(alone["terms"], rel=1e-5, abs=1e-6)
     first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-4)

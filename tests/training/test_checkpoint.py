@@ -94,3 +94,20 @@ def test_weights_of_another_module_are_refused(written: Path):
     optimizer = torch.optim.AdamW(other.parameters())
     with pytest.raises(MAEError, match="does not fit this model"):
         checkpoint.restore(written / "step-00000012", module=other, optimizer=optimizer)
+
+
+def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path):
+    make_trainer(tmp_path, keep_every=3).run()
+    (tmp_path / "step-00000006" / "state.json").write_text("{}")
+    assert list(checkpoint.good_checkpoints(tmp_path).items()) == [
+        (step, tmp_path / f"step-{step:08d}") for step in (3, 9, 12)
+    ]
+    assert checkpoint.good_checkpoints(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize("kept", ['{"kept": 1}', "[]", "no json"])
+def test_only_a_manifest_that_says_so_keeps_a_checkpoint(tmp_path: Path, kept: str):
+    make_trainer(tmp_path, keep_every=3).run()
+    (tmp_path / "step-00000003" / "manifest.json").write_text(kept)
+    checkpoint.prune(tmp_path, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000009", "step-00000012"]

@@ -168,6 +168,47 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000012"]
 
 
+def names(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+
+def test_every_so_many_steps_a_checkpoint_is_kept_for_good(tmp_path: Path):
+    make_trainer(tmp_path, save_every=4, keep_every=3).run()
+    assert names(tmp_path) == [3, 6, 9, 12]  # 4 and 8 have gone; each third step is saved though it is not a fourth
+
+
+def test_a_step_is_kept_where_no_other_checkpoint_is_due(tmp_path: Path):
+    make_trainer(tmp_path, save_every=None, keep_every=5).run()
+    assert names(tmp_path) == [5, 10, 12]
+
+
+def test_the_newest_two_are_kept_beside_those_for_good(tmp_path: Path):
+    make_trainer(tmp_path, total_steps=11, save_every=1, keep_every=4).run()
+    assert names(tmp_path) == [4, 8, 10, 11]
+
+
+def test_a_run_that_goes_on_without_the_setting_deletes_none_of_them(tmp_path: Path):
+    make_trainer(tmp_path, save_every=1, keep_every=3).run(tasks=[PeriodicTask(every=6, run=interrupt)])
+    trainer = make_trainer(tmp_path, save_every=1)
+    trainer.resume(tmp_path / "step-00000007")
+    trainer.run()
+    assert names(tmp_path) == [3, 6, 11, 12]
+
+
+@pytest.mark.parametrize("stopped_at", [3, 4])
+def test_resume_is_exact_between_and_at_steps_kept_for_good(tmp_path: Path, stopped_at: int):
+    through = make_trainer(tmp_path / "through", save_every=5)
+    through.run()
+    first = make_trainer(tmp_path / "cut", save_every=5, keep_every=2)
+    first.run(tasks=[PeriodicTask(every=stopped_at, run=interrupt)])
+    assert first.step < 12
+    second = make_trainer(tmp_path / "cut", save_every=5, keep_every=2)
+    second.resume(tmp_path / "cut" / "step-00000002")  # the one kept for good, not the newest
+    assert second.run()
+    assert torch.equal(weights(second), weights(through))
+    assert names(tmp_path / "cut") == [2, 4, 6, 8, 10, 12]
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path):
     make_trainer(tmp_path).run()
     with pytest.raises(MAEError, match="was written with name 'toy', this run has 'other'"):

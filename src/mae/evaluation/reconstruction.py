@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan, log10, nan
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from mae.evaluation.features import BATCH_SIZE, normalised_batches
 from mae.evaluation.yardsticks import predict_mean_of_visible, predict_nearest_visible
 from mae.layers.patch_embed import patch_grid, patchify, unpatchify
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.options import shown
 from mae.randomness import permutation, sample_keys
 from mae.report.reconstruction import reconstruct
 from mae.types import MaskPlan
@@ -36,10 +38,14 @@ class Reconstruction:
 
     count: int = 1000
     """Images that are judged, drawn from the held-out ones."""
+    mask_ratio: Annotated[float | None, shown("the model's own", "SHARE")] = None
+    """Share of patches hidden."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UsageError(f"count is {self.count}; expected 1 or more images to judge")
+        if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:
+            raise UsageError(f"mask_ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded")
 
     def run(self, gallery: Gallery) -> Outcome:
         """Judge; see `EvaluationProtocol`."""
@@ -54,7 +60,7 @@ class Reconstruction:
             batches = normalised_batches(images, wanted, device=gallery.device, numbers=numbers)
             for batch, part in zip(batches, numbers.split(BATCH_SIZE), strict=True):
                 keys = sample_keys(gallery.seed, _FIXED_EPOCH, part).to(gallery.device)
-                yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys)
+                yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys, self.mask_ratio)
 
         data_range = 1.0 if np.issubdtype(images.dtype, np.integer) else _value_range(images, numbers.tolist())
         found = reconstruction_quality(model, masked(), mean=wanted.mean, std=wanted.std, data_range=data_range)

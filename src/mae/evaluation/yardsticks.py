@@ -9,16 +9,16 @@ from torch import Tensor
 
 from mae.errors import UsageError
 from mae.layers.patch_embed import patch_grid
-from mae.models.masked_autoencoder import Target
+from mae.models.masked_autoencoder import ReconstructionLoss, Target
 from mae.types import Grid, MaskPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Yardsticks:
-    """Mean squared errors of trivial predictors, reduced as the loss is: over hidden patches, by their weight.
+    """Reconstruction losses of trivial predictors: over hidden patches, by their weight.
 
     Attributes:
-        zero: predict 0 everywhere; on norm-pix targets of P values (P - 1) / P, less where patches are flat.
+        zero: predict 0 everywhere; squared, on norm-pix targets of P values (P - 1) / P, less where patches are flat.
         mean_of_visible: for each image and channel, the mean of the visible patches' target values.
         nearest_visible: the target values of the nearest visible patch on the grid.
     """
@@ -34,7 +34,11 @@ class Yardsticks:
 
 @torch.no_grad()
 def measure_yardsticks(
-    target: Target, images_and_plans: Iterable[tuple[Tensor, MaskPlan]], patch_size: tuple[int, int]
+    target: Target,
+    images_and_plans: Iterable[tuple[Tensor, MaskPlan]],
+    patch_size: tuple[int, int],
+    *,
+    loss: ReconstructionLoss,
 ) -> Yardsticks:
     """The yardsticks of a target over batches; several batches count as one large one.
 
@@ -42,6 +46,7 @@ def measure_yardsticks(
         target: what the model must predict: per patch, pixel by pixel with the channel last.
         images_and_plans: normalised images `[B, C, H, W]` with their masks.
         patch_size: height and width of a patch in pixels.
+        loss: how the model's prediction is judged.
 
     Raises:
         UsageError: there is no batch.
@@ -52,12 +57,11 @@ def measure_yardsticks(
         grid = patch_grid(images.shape[2], images.shape[3], patch_size)
         values = target(images)  # [B, N, P]
         true = _take(values, plan.predicted)
-        weight = torch.ones(true.shape[:2], device=true.device) if plan.weight is None else plan.weight
+        size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
         mean = predict_mean_of_visible(values, plan, images.shape[1])
         for number, guess in enumerate((torch.zeros_like(true), mean, predict_nearest_visible(values, plan, grid))):
-            per_patch = (guess.float() - true.float()).square().mean(dim=-1)  # [B, M]
-            total[number] += (per_patch * weight).cpu().double().sum()  # there first: MPS has no float64
-        count += float(weight.cpu().double().sum())
+            total[number] += float(loss(guess, true, plan.weight)) * size
+        count += size
     if count == 0:
         raise UsageError("no images to measure the yardsticks on; give at least one batch")
     zero, mean_of_visible, nearest_visible = (total / count).tolist()

@@ -28,30 +28,38 @@ class RandomMasking:
                 f"mask_ratio is {self.ratio}; expected a share between 0 and 1, both excluded (the paper: 0.75)"
             )
 
-    def num_visible(self, grid: Grid) -> int:
-        """How many tokens stay visible.
+    def num_visible(self, grid: Grid, ratio: float | None = None) -> int:
+        """How many tokens stay visible; `ratio` as in `plan`.
 
         Raises:
             UsageError: the ratio would leave no visible or no hidden token on this grid.
         """
+        ratio = self.ratio if ratio is None else ratio
         num_tokens = prod(grid)
         # The product of floats may fall a hair below the whole number it stands for: 10 * (1 - 0.9) < 1.
-        num_visible = floor(num_tokens * (1 - self.ratio) + 1e-6)
+        num_visible = floor(num_tokens * (1 - ratio) + 1e-6)
         if not 0 < num_visible < num_tokens:
             raise UsageError(
-                f"mask_ratio {self.ratio} on a grid of {'x'.join(map(str, grid))} = {num_tokens} patches leaves "
+                f"mask_ratio {ratio} on a grid of {'x'.join(map(str, grid))} = {num_tokens} patches leaves "
                 f"{num_visible} visible and {num_tokens - num_visible} hidden; each must be at least 1: "
                 "use smaller patches, larger images or another ratio"
             )
         return num_visible
 
-    def plan(self, grid: Grid, keys: Int64[Tensor, " B"]) -> MaskPlan:
+    def plan(self, grid: Grid, keys: Int64[Tensor, " B"], ratio: float | None = None) -> MaskPlan:
         """The mask of each sample, a pure function of its key; every hidden token is predicted.
+
+        With the same key a higher ratio hides what a lower one hides, and more.
+
+        Args:
+            grid: the token grid.
+            keys: one a sample.
+            ratio: share hidden, as a schedule wants it; None: the strategy's own.
 
         Raises:
             UsageError: the ratio would leave no visible or no hidden token on this grid.
         """
-        num_visible = self.num_visible(grid)
+        num_visible = self.num_visible(grid, ratio)
         order = uniform(keys, prod(grid), Stream.MASK).argsort(dim=1, stable=True)  # [B, N]
         visible, predicted = order[:, :num_visible], order[:, num_visible:]
         hidden: Bool[Tensor, "B N"] = torch.ones_like(order, dtype=torch.bool).scatter_(1, visible, False)

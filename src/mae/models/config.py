@@ -5,14 +5,18 @@ No PyTorch here: the command line reads it to print its help.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, TypedDict
+from math import inf, isfinite
+from typing import Any, Literal, TypedDict, get_args
 
 from mae import records
 from mae.errors import UsageError
 
 # Far above any model in use, so that no file's numbers make building a model hang.
 _MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TABLE = 16384, 256, 16384, 1024, 1 << 28
+
+
+Loss = Literal["mse", "l1", "smooth_l1"]
+UniformityForm = Literal["gaussian", "squared_cosine"]
 
 
 class ModelOptions(TypedDict, total=False):
@@ -32,6 +36,13 @@ class ModelOptions(TypedDict, total=False):
     pos_embed: str
     mask_ratio: float
     norm_pix_loss: bool
+    low_pass: float | None
+    loss: str
+    laplacian: float
+    laplacian_raw: bool
+    uniformity: float
+    uniformity_form: str
+    focal_frequency: float
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
 
@@ -63,6 +74,13 @@ class ModelConfig:
         pos_embed: `sincos2d` (fixed, any image size) or `learned` (trained, one image size).
         mask_ratio: share of patches hidden.
         norm_pix_loss: whether the target standardises each patch.
+        low_pass: highest frequency of the target as a share of what a side can hold, in (0, 1]; None: all of them.
+        loss: distance of prediction and target: `mse`, `l1` or `smooth_l1`.
+        laplacian: weight of the masked Laplacian term; 0: without it.
+        laplacian_raw: whether that term reads predictions for visible patches instead of their true pixels.
+        uniformity: weight of the uniformity term; 0: without it.
+        uniformity_form: `gaussian` or `squared_cosine`.
+        focal_frequency: weight of the focal frequency term; 0: without it.
         mean: per-channel mean of the images the model expects normalised, pixel values scaled to [0, 1];
             None where it is not known.
         std: per-channel deviation, likewise.
@@ -85,6 +103,13 @@ class ModelConfig:
     pos_embed: str = "sincos2d"
     mask_ratio: float = 0.75
     norm_pix_loss: bool = True
+    low_pass: float | None = None
+    loss: str = "mse"
+    laplacian: float = 0.0
+    laplacian_raw: bool = False
+    uniformity: float = 0.0
+    uniformity_form: str = "gaussian"
+    focal_frequency: float = 0.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
@@ -116,8 +141,19 @@ class ModelConfig:
             raise UsageError(f"{sizes} makes {self.num_tokens} tokens; of width {wide} at most {_MAX_TABLE // wide}")
         if int(narrow * self.mlp_ratio) < 1:
             raise UsageError(f"mlp_ratio is {self.mlp_ratio}; with a width of {narrow} it leaves nothing of the MLPs")
+        self._check_objective()
         for name in ("mean", "std"):
             self._check_statistics(name)
+
+    def _check_objective(self) -> None:
+        for name, known in (("loss", get_args(Loss)), ("uniformity_form", get_args(UniformityForm))):
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"{name} is {value!r}; expected one of: {', '.join(known)}")
+        for name in ("laplacian", "uniformity", "focal_frequency"):
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise UsageError(f"{name} is {value}; expected a weight of 0 or more (0: without that term)")
+        if self.low_pass is not None and not 0 < self.low_pass <= 1:
+            raise UsageError(f"low_pass is {self.low_pass}; expected a share above 0 and at most 1")
 
     def _check_statistics(self, name: str) -> None:
         values = getattr(self, name)

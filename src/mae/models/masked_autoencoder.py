@@ -1,12 +1,15 @@
 """The masked autoencoder (He et al. 2021): hide most patches, encode the rest, predict what was hidden."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from mae.errors import UsageError
+from mae.layers.patch_embed import unpatchify
 from mae.masking.given import plan_from_mask
 from mae.models.config import ModelConfig
 from mae.models.decoder import MAEDecoder
@@ -18,8 +21,8 @@ from mae.types import Grid, MAEOutput, MaskPlan
 class MaskStrategy(Protocol):
     """Draws a plan for a batch, one key a sample."""
 
-    def plan(self, grid: Grid, keys: Int64[Tensor, " B"]) -> MaskPlan:
-        """The plan of each sample, a pure function of its key."""
+    def plan(self, grid: Grid, keys: Int64[Tensor, " B"], ratio: float | None = None) -> MaskPlan:
+        """The plan of each sample, a pure function of its key; `ratio` None: the strategy's own."""
 
 
 @runtime_checkable
@@ -31,11 +34,50 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class PictureTarget(Target, Protocol):
+    """A target from which the predicted picture can be told."""
+
+    def deviation(self, images: Tensor, tokens: Tensor | None = None) -> Tensor | None:
+        """What one unit of the target is in the images' own, `[B, M, 1]`; None where they are the same."""
+
+
+@runtime_checkable
 class ReconstructionLoss(Protocol):
     """The distance between prediction and target."""
 
     def __call__(self, pred: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
         """A scalar from `[B, M, P]` values and `[B, M]` weights."""
+
+
+@runtime_checkable
+class PictureTerm(Protocol):
+    """A further term of the loss, on the predicted picture."""
+
+    @property
+    def weight(self) -> float:
+        """How much of the term is added to the loss."""
+
+    @property
+    def raw(self) -> bool:
+        """Whether it wants a prediction for visible patches too."""
+
+    def __call__(self, error: Tensor, hidden: Tensor) -> Tensor:
+        """A scalar, unweighted, from the picture's error `[B, C, H, W]` and where it is hidden `[B, 1, H, W]`."""
+
+
+@runtime_checkable
+class FeatureTerm(Protocol):
+    """A further term of the loss, on the encoder's features."""
+
+    @property
+    def weight(self) -> float:
+        """How much of the term is added to the loss."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """A scalar, unweighted, from the mean visible token of each image `[B, D]`."""
+
+
+_NO_TERMS: Mapping[str, Any] = MappingProxyType({})
 
 
 class MaskedAutoencoder(nn.Module):
@@ -47,7 +89,12 @@ class MaskedAutoencoder(nn.Module):
         masking: chooses what is hidden.
         target: what must be predicted.
         loss: how the prediction is judged.
+        picture_terms: what is added to the loss for the picture, by name.
+        feature_terms: what is added to the loss for the features, by name.
         config: what the parts were built from, written into the model's file; None for parts put together by hand.
+
+    Raises:
+        UsageError: terms for the picture of a target that makes none.
     """
 
     def __init__(
@@ -58,6 +105,8 @@ class MaskedAutoencoder(nn.Module):
         masking: MaskStrategy,
         target: Target,
         loss: ReconstructionLoss,
+        picture_terms: Mapping[str, PictureTerm] = _NO_TERMS,
+        feature_terms: Mapping[str, FeatureTerm] = _NO_TERMS,
         config: ModelConfig | None = None,
     ) -> None:
         super().__init__()
@@ -66,7 +115,12 @@ class MaskedAutoencoder(nn.Module):
         self.masking = masking
         self.target = target
         self.loss = loss
+        self.picture_terms = dict(picture_terms)
+        self.feature_terms = dict(feature_terms)
         self.config = config
+        if picture_terms and not isinstance(target, PictureTarget):
+            names = ", ".join(picture_terms)
+            raise UsageError(f"{names} judge the predicted picture, and {type(target).__name__} makes none of it")
 
     def forward(
         self,
@@ -95,13 +149,51 @@ class MaskedAutoencoder(nn.Module):
             raise UsageError("give at most one of mask, generator and plan")
         if plan is None:
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
+        elif any(term.raw for term in self.picture_terms.values()):
+            plan = plan.predict_all()
         latent = self.encoder(images, plan.visible)
         prediction = self.decoder(latent, plan, grid)
         target = self.target(images, plan.predicted)
         with torch.autocast(images.device.type, enabled=False):
             terms = {"reconstruction": self.loss(prediction, target, plan.weight)}
-        loss = torch.stack(list(terms.values())).sum()
+            terms |= self._judge_picture(images, prediction, target, plan)
+            terms |= self._judge_features(latent)
+        weights = {name: term.weight for name, term in self.picture_terms.items()}
+        weights |= {name: term.weight for name, term in self.feature_terms.items()}
+        loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=latent)
+
+    def _judge_picture(
+        self,
+        images: Float[Tensor, "B C H W"],
+        prediction: Float[Tensor, "B M P"],
+        target: Float[Tensor, "B M P"],
+        plan: MaskPlan,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """The terms on the predicted picture, whose error is in the unit of the (normalised) images.
+
+        A norm-pix prediction is brought back to pixels with the true mean and deviation of its patch, so an error
+        counts by the contrast of the patch it is made in, and flat patches count next to nothing.
+        """
+        if not self.picture_terms:
+            return {}
+        assert isinstance(self.target, PictureTarget)
+        error, deviation = prediction.float() - target, self.target.deviation(images, plan.predicted)
+        if deviation is not None:  # the mean is in both and cancels
+            error = error * deviation
+        patch_size = self.encoder.patch_embed.patch_size
+        grid = self.encoder.patch_embed.grid(images)
+        picture = unpatchify(plan.on_grid(error), grid, patch_size)
+        pixels = plan.hidden.unsqueeze(-1).expand(-1, -1, patch_size[0] * patch_size[1])
+        hidden: Bool[Tensor, "B 1 H W"] = unpatchify(pixels, grid, patch_size)
+        return {name: term(picture, hidden) for name, term in self.picture_terms.items()}
+
+    def _judge_features(self, latent: Float[Tensor, "B L D"]) -> dict[str, Float[Tensor, ""]]:
+        """The terms on the mean visible token of each image."""
+        if not self.feature_terms:
+            return {}
+        features = latent[:, self.encoder.num_prefix :].float().mean(dim=1)
+        return {name: term(features) for name, term in self.feature_terms.items()}
 
     def plan(
         self,

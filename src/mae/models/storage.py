@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import build_model
@@ -35,6 +35,7 @@ def load_model(path: Path) -> MaskedAutoencoder:
     exactly the names, shapes and types of that configuration's model before any of them is read.
 
     Raises:
+        UsageError: the file holds an encoder without a decoder.
         MAEError: not such a file, damaged, or weights that do not fit its configuration or are not finite.
     """
     try:
@@ -71,6 +72,14 @@ def _check_tensors(path: Path, file: Any, expected: dict[str, torch.Tensor]) -> 
     found = set(file.keys())
     if found != expected.keys():
         missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
+        decoder = sorted(name for name in expected if name.startswith("decoder."))
+        if missing == decoder:
+            encoder = len(expected) - len(decoder)
+            raise UsageError(
+                f"{path} holds an encoder only ({encoder} of {encoder} encoder tensors, 0 of {len(decoder)} decoder "
+                "tensors); a masked autoencoder needs both, and reconstruction its decoder: use a checkpoint that "
+                "pre-training wrote"
+            )
         raise MAEError(
             f"{path} does not hold the tensors of its own configuration: "
             f"{len(missing)} missing ({', '.join(missing[:3]) or 'none'}), "

@@ -11,12 +11,16 @@ from typing import Any, Unpack
 import torch
 
 from mae.errors import UsageError
-from mae.losses.reconstruction import MeanSquaredError
+from mae.losses.focal_frequency import FocalFrequencyError
+from mae.losses.laplacian import LaplacianError
+from mae.losses.reconstruction import MeanAbsoluteError, MeanSquaredError, SmoothL1
+from mae.losses.uniformity import Uniformity
 from mae.masking.random import RandomMasking
 from mae.models.config import ModelConfig, ModelOptions, pair
 from mae.models.decoder import MAEDecoder
 from mae.models.encoder import MAEEncoder
-from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.masked_autoencoder import FeatureTerm, MaskedAutoencoder, PictureTerm, ReconstructionLoss
+from mae.targets.low_pass import LowPassTarget
 from mae.targets.pixels import PixelTarget
 
 
@@ -65,10 +69,43 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
         mlp_ratio=config.mlp_ratio,
         pos_embed=config.pos_embed,
     )
-    target = PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss)
     return MaskedAutoencoder(
-        encoder=encoder, decoder=decoder, masking=masking, target=target, loss=MeanSquaredError(), config=config
+        encoder=encoder,
+        decoder=decoder,
+        masking=masking,
+        target=_target(config),
+        loss=_LOSSES[config.loss](),
+        picture_terms=_picture_terms(config),
+        feature_terms=_feature_terms(config),
+        config=config,
     )
+
+
+_LOSSES: Mapping[str, Callable[[], ReconstructionLoss]] = {
+    "mse": MeanSquaredError,
+    "l1": MeanAbsoluteError,
+    "smooth_l1": SmoothL1,
+}
+
+
+def _target(config: ModelConfig) -> PixelTarget:
+    if config.low_pass is None:
+        return PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss)
+    return LowPassTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss, cutoff=config.low_pass)
+
+
+def _picture_terms(config: ModelConfig) -> dict[str, PictureTerm]:
+    """What is added to the loss for the picture; a term of weight 0 is not computed."""
+    terms: dict[str, PictureTerm] = {
+        "laplacian": LaplacianError(weight=config.laplacian, raw=config.laplacian_raw),
+        "focal_frequency": FocalFrequencyError(weight=config.focal_frequency),
+    }
+    return {name: term for name, term in terms.items() if term.weight > 0}
+
+
+def _feature_terms(config: ModelConfig) -> dict[str, FeatureTerm]:
+    uniformity = Uniformity(weight=config.uniformity, form=config.uniformity_form)
+    return {"uniformity": uniformity} if uniformity.weight > 0 else {}
 
 
 def _build(size: ModelOptions, overrides: ModelOptions) -> MaskedAutoencoder:

@@ -36,6 +36,7 @@ def show_header(
             ("images", _describe_images(prepared)),
             ("statistics", _describe_statistics(prepared)),
             ("crops", _describe_crops(prepared)),
+            ("objective", _describe_objective(prepared, model)),
             ("batch", _describe_batch(prepared)),
             ("rate", _describe_rate(prepared, trainer)),
             ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
@@ -68,16 +69,37 @@ def _describe_statistics(prepared: Prepared) -> str:
 
 def _describe_crops(prepared: Prepared) -> str:
     config = prepared.model_config
-    target = "each patch standardised" if config.norm_pix_loss else "pixels"
     (height, width), (rows, columns) = config.img_size, config.grid
-    return f"{height}x{width} pixels in {rows}x{columns} patches, {config.mask_ratio:.0%} hidden; target: {target}"
+    return f"{height}x{width} pixels in {rows}x{columns} patches, {_describe_ratio(prepared)}"
+
+
+def _describe_ratio(prepared: Prepared) -> str:
+    config = prepared.config
+    start, end = (f"{100 * ratio:.3g}%" for ratio in (config.mask_start, config.mask_ratio))
+    if config.mask_schedule == "const":
+        return f"{end} hidden"
+    how = "drawn for each batch"
+    if config.mask_schedule != "random":
+        how = f"{config.mask_schedule} over {config.mask_warmup:g} epochs"
+    return f"{start} to {end} hidden, {how}"
+
+
+def _describe_objective(prepared: Prepared, model: MaskedAutoencoder) -> str:
+    """Target and terms, each with its weight."""
+    config = prepared.model_config
+    target = "each patch standardised" if config.norm_pix_loss else "pixels"
+    if config.low_pass is not None:
+        target += f", frequencies up to {config.low_pass:.3g} of the highest"
+    terms = [f"{term.weight:g} x {name}" for name, term in model.picture_terms.items()]
+    images = prepared.part_size * prepared.world.size
+    terms += [f"{term.weight:g} x {name} over {images} images" for name, term in model.feature_terms.items()]
+    return f"target: {target}; loss: " + " + ".join([f"{config.loss} reconstruction", *terms])
 
 
 def _describe_batch(prepared: Prepared) -> str:
-    batch_size, accumulate, processes = prepared.config.batch_size, prepared.config.accumulate, prepared.world.size
-    assert batch_size is not None
-    part = batch_size // (accumulate * processes)
-    return f"{batch_size} = {processes} process(es) x {accumulate} part(s) x {part} images"
+    config = prepared.config
+    parts = f"{prepared.world.size} process(es) x {config.accumulate} part(s) x {prepared.part_size} images"
+    return f"{config.batch_size} = {parts}"
 
 
 def _describe_rate(prepared: Prepared, trainer: Trainer) -> str:
@@ -100,22 +122,29 @@ def _describe_watching(prepared: Prepared) -> str:
 
 
 def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> dict[str, Any]:
-    """The run in numbers, written to `summary.json`; the loss is the mean over the last twentieth of the run."""
+    """The run in numbers, written to `summary.json`; loss and terms are means over the last twentieth of the run.
+
+    Yardsticks stand beside the reconstruction term: they know of no other.
+    """
     folder = prepared.folder
     every_row = read_rows(folder.metrics)
     rows = loss_rows(every_row)
     last = rows[-max(1, len(rows) // 20) :]
-    loss, baseline = sum(row["loss"] for row in last) / len(last), yardsticks.mean_of_visible
-    draw_curve(rows, yardsticks=yardsticks.as_dict(), path=folder.curve, title=f"{prepared.config.model}")
+    terms = {name: sum(row["terms"][name] for row in last) / len(last) for name in last[0]["terms"]}
+    baseline = yardsticks.mean_of_visible
+    reconstruction = [{"samples": row["samples"], "loss": row["terms"]["reconstruction"]} for row in rows]
+    title = f"{prepared.config.model}" if len(terms) == 1 else f"{prepared.config.model}, reconstruction term"
+    draw_curve(reconstruction, yardsticks=yardsticks.as_dict(), path=folder.curve, title=title)
     newest = find_checkpoint(folder.checkpoints)
     summary = {
         "model": prepared.config.model,
         "source": prepared.config.source,
         "steps": trainer.step,
         "samples": trainer.samples,
-        "loss": loss,
+        "loss": sum(row["loss"] for row in last) / len(last),
+        "terms": terms,
         "yardsticks": yardsticks.as_dict(),
-        "loss_over_mean_predictor": loss / baseline if baseline >= NO_YARDSTICK else None,
+        "loss_over_mean_predictor": terms["reconstruction"] / baseline if baseline >= NO_YARDSTICK else None,
         "evaluation": summarise_monitoring(every_row),
         "seconds": trainer.seconds,
         "images_per_second": _speed(rows),
@@ -139,6 +168,17 @@ def _describe_watched(watched: Mapping[str, float | None]) -> str:
     return f"{text} (best {watched['best']:.1%} after step {watched['best_step']:,.0f}; the last model is the one kept)"
 
 
+def _describe_loss(loss: float, terms: Mapping[str, float], baseline: float) -> str:
+    """The loss beside its yardstick, and its other terms where there are any."""
+    reconstruction = terms["reconstruction"]
+    beside = f"{against(reconstruction, baseline)} ({baseline:.4f})"
+    if len(terms) == 1:
+        return f"{loss:.4f}, {beside}"
+    return f"{loss:.4f}; " + ", ".join(
+        f"{name} {value:.4f}" + (f", {beside}" if name == "reconstruction" else "") for name, value in terms.items()
+    )
+
+
 def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
     """Images a second over the whole run, time for pictures and checkpoints left out."""
     seen = [0, *(row["samples"] for row in rows)]
@@ -153,7 +193,7 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
         console,
         "Finished",
         [
-            ("loss", f"{summary['loss']:.4f}, {against(summary['loss'], baseline)} ({baseline:.4f})"),
+            ("loss", _describe_loss(summary["loss"], summary["terms"], baseline)),
             *((name, _describe_watched(watched)) for name, watched in summary["evaluation"].items()),
             ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
             ("model", str(folder.root / (summary["checkpoint"] or ""))),

@@ -51,6 +51,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         precision=config.precision,
         log_every=max(1, min(50, total_steps // 100)),
         save_every=config.save_every,
+        keep_every=config.keep_every,
     )
     loader = TrainingLoader(
         images=prepared.images,
@@ -98,16 +99,22 @@ def num_workers(prepared: Prepared) -> int:
 def _batches(
     prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader, step: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    """What the model's forward is given, from a step on: images normalised on the device, and their masks."""
+    """What the model's forward is given, from a step on: images and their masks."""
+    schedule, steps_per_epoch = prepared.mask_schedule, prepared.steps_per_epoch
+    for number, (images, keys) in enumerate(_on_device(prepared, loader, step)):
+        ratio = schedule.ratio(step + number // prepared.config.accumulate, steps_per_epoch=steps_per_epoch)
+        yield {"images": images, "plan": model.masking.plan(prepared.model_config.grid, keys, ratio)}
+
+
+def _on_device(prepared: Prepared, loader: TrainingLoader, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Normalised images and their keys on the run's device, from a step on."""
     device, (mean, std) = prepared.device, prepared.statistics()
     for raw in loader.iterate(step):
-        images = normalise(raw.images.to(device, non_blocking=True), mean, std)
-        keys = raw.keys.to(device, non_blocking=True)
-        yield {"images": images, "plan": model.masking.plan(prepared.model_config.grid, keys)}
+        yield normalise(raw.images.to(device, non_blocking=True), mean, std), raw.keys.to(device, non_blocking=True)
 
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
-    """What trivial predictors reach on the run's own first images, cropped and masked as in training."""
+    """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
     size = min(_YARDSTICK_BATCH, len(prepared.images))
     loader = TrainingLoader(
         images=prepared.images,
@@ -117,9 +124,9 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
         seed=prepared.config.seed,
         workers=0,
     )
-    batches = islice(_batches(prepared, model, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
-    pairs = ((batch["images"], batch["plan"]) for batch in batches)
-    return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size)
+    batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
+    pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)
+    return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size, loss=model.loss)
 
 
 def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:

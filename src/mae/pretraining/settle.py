@@ -13,6 +13,8 @@ from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
 from mae.data.sources import KNOWN, open_source
 from mae.errors import UsageError
+from mae.masking.random import RandomMasking
+from mae.masking.schedule import RatioSchedule
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
 from mae.records import read_json
@@ -20,6 +22,18 @@ from mae.training.device import choose_precision
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, new_run_folder
 
+_OBJECTIVE = (
+    "mask_ratio",
+    "norm_pix_loss",
+    "low_pass",
+    "loss",
+    "laplacian",
+    "laplacian_raw",
+    "uniformity",
+    "uniformity_form",
+    "focal_frequency",
+)
+"""Fields of both configurations that say what is learned, not what learns it."""
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
 
 
@@ -40,16 +54,29 @@ class Prepared:
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches in a pass over the images."""
-        assert self.config.batch_size is not None
-        return len(self.images) // self.config.batch_size
+        return _steps_per_epoch(self.config, len(self.images))
+
+    @property
+    def part_size(self) -> int:
+        """Images that a process computes at once."""
+        return _part_size(self.config, self.world)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        if self.config.steps is not None:
-            return self.config.steps
-        assert self.config.epochs is not None
-        return max(1, round(self.config.epochs * self.steps_per_epoch))
+        return total_steps(self.config, len(self.images))
+
+    @property
+    def mask_schedule(self) -> RatioSchedule:
+        """How much is hidden, step by step."""
+        config = self.config
+        return RatioSchedule(
+            kind=config.mask_schedule,
+            start=config.mask_start,
+            end=config.mask_ratio,
+            warmup=config.mask_warmup,
+            seed=config.seed,
+        )
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Channel means and deviations `[C]` on the run's device."""
@@ -72,14 +99,13 @@ def prepare(
     with world.main_first():  # a download goes to one folder
         source = open_source(config.source, data_root=config.data_root)
     images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable)
-    config = _choose(config, images, device)
+    config, model = settle(config, images, device, world)
     assert config.model is not None
-    model = _model_config(config, config.model, in_chans=images.channels)
     if folder is None:
         folder = new_run_folder(Path("runs"), f"{_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
     found = _found_data(config, images, folder, resume=resume)
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
-    prepared = Prepared(
+    return Prepared(
         config=config,
         model_config=model,
         images=images,
@@ -90,8 +116,46 @@ def prepare(
         world=world,
         resume=resume,
     )
-    _check_warmup(prepared)
-    return prepared
+
+
+def settle(
+    config: PretrainConfig, images: ImageSet, device: torch.device, world: World
+) -> tuple[PretrainConfig, ModelConfig]:
+    """Choose what was left open for these images and this machine, and see that it can be trained.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+    """
+    config = _choose(config, images, device)
+    assert config.model is not None
+    model = _model_config(config, config.model, in_chans=images.channels)
+    _check_warmups(config, len(images))
+    if config.mask_schedule != "const":
+        RandomMasking(ratio=config.mask_start).num_visible(model.grid)
+    if config.uniformity and _part_size(config, world) * world.size < 2:
+        raise UsageError(
+            f"--uniformity compares the images of a batch, and --batch-size {config.batch_size} in --accumulate "
+            f"{config.accumulate} parts leaves one; use larger batches or fewer parts"
+        )
+    return config, model
+
+
+def total_steps(config: PretrainConfig, num_images: int) -> int:
+    """Optimizer steps of a settled run."""
+    if config.steps is not None:
+        return config.steps
+    assert config.epochs is not None
+    return max(1, round(config.epochs * _steps_per_epoch(config, num_images)))
+
+
+def _steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
+    assert config.batch_size is not None
+    return num_images // config.batch_size
+
+
+def _part_size(config: PretrainConfig, world: World) -> int:
+    assert config.batch_size is not None
+    return config.batch_size // (config.accumulate * world.size)
 
 
 def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) -> ModelConfig:
@@ -100,12 +164,12 @@ def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) ->
         "patch_size": config.patch_size,
         "in_chans": in_chans,
         "mlp_ratio": config.mlp_ratio,
+        "decoder_depth": config.decoder_depth,
         "cls_token": config.cls_token,
         "pos_embed": config.pos_embed,
-        "mask_ratio": config.mask_ratio,
-        "norm_pix_loss": config.norm_pix_loss,
+        **{name: getattr(config, name) for name in _OBJECTIVE},
     }
-    return model_config(name, **{key: value for key, value in values.items() if value is not None})  # type: ignore[arg-type]
+    return model_config(name, **{key: value for key, value in values.items() if value is not None})
 
 
 def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> PretrainConfig:
@@ -136,6 +200,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         patch_size=model.patch_size,
         in_chans=images.channels,
         mlp_ratio=model.mlp_ratio,
+        decoder_depth=model.decoder_depth,
         cls_token=model.cls_token,
         pos_embed=model.pos_embed,  # type: ignore[arg-type]
         epochs=100.0 if config.epochs is None and config.steps is None else config.epochs,
@@ -148,14 +213,19 @@ def _small_patch(side: int) -> int:
     return max((patch for patch in range(2, side // 7 + 1) if side % patch == 0), default=2)
 
 
-def _check_warmup(prepared: Prepared) -> None:
-    warmup = prepared.config.warmup_epochs
-    epochs = prepared.total_steps / prepared.steps_per_epoch
-    if warmup is not None and warmup >= epochs:
-        raise UsageError(
-            f"the warm-up (--warmup-epochs) is {warmup:g} epochs, but the whole run has {epochs:.3g} epochs; "
-            "give a shorter one"
-        )
+def _check_warmups(config: PretrainConfig, num_images: int) -> None:
+    epochs = total_steps(config, num_images) / _steps_per_epoch(config, num_images)
+    rate, ratio = config.warmup_epochs, config.mask_warmup
+    # The rate must come down again; the mask ratio may take the whole run to get where it ends.
+    if rate is not None and rate >= epochs:
+        flag, warmup = "--warmup-epochs", rate
+    elif config.mask_schedule in ("linear", "cosine") and ratio > epochs:
+        flag, warmup = "--mask-warmup", ratio
+    else:
+        return
+    raise UsageError(
+        f"the warm-up ({flag}) is {warmup:g} epochs, but the whole run has {epochs:.3g} epochs; give a shorter one"
+    )
 
 
 def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, resume: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mae.errors import UsageError
 
 _WHERE = {
     "default": "default",
+    "improved": "improved",
     "demo": "demo",
     "cifar10": "cifar10",
     "stl10": "stl10",

@@ -55,7 +55,7 @@ class ProgressDisplay:
         console: where to show it.
         total_steps: steps of the whole run.
         start_step: steps done before this part of it.
-        mean_baseline: loss of the mean-colour predictor; None where the loss has no such yardstick.
+        mean_baseline: reconstruction term of the mean-colour predictor; None where the loss has no such term.
     """
 
     def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float | None) -> None:
@@ -90,9 +90,11 @@ class ProgressDisplay:
     def _describe(self, row: Mapping[str, Any]) -> str:
         done = row["step"] - self._start_step
         left = (time.monotonic() - self._began) / done * (self._total - row["step"])
-        beside = "" if self._baseline is None else f" ({against(row['loss'], self._baseline)})"
+        terms = row["terms"]
+        others = "".join(f"  {name} {value:.4f}" for name, value in terms.items() if len(terms) > 1)
+        beside = "" if self._baseline is None else f" ({against(terms['reconstruction'], self._baseline)})"
         return (
-            f"step {row['step']}/{self._total}  loss {row['loss']:.4f}{beside}  "
+            f"step {row['step']}/{self._total}  loss {row['loss']:.4f}{others}{beside}  "
             f"lr {row['lr']:.2e}  {row['images_per_second']:,.0f} images/s  waiting for data {row['data_wait']:.0%}  "
             f"ETA {duration(left)}"
         )

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: written aside, committed by a rename, verified before use.
 
 A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and, written
-last, `manifest.json` with size and SHA-256 of the others. Never a pickle.
+last, `manifest.json` with size and SHA-256 of the others, and whether it is kept for good. Never a pickle.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ def write_checkpoint(
     optimizer: Optimizer,
     state: Mapping[str, Any],
     metadata: dict[str, str],
+    kept: bool = False,
 ) -> Path:
     """Write and commit a checkpoint.
 
@@ -44,6 +45,7 @@ def write_checkpoint(
         optimizer: whose running averages to store, under the parameters' names.
         state: JSON values to store beside them.
         metadata: text written into the header of the weights' file.
+        kept: the manifest says that `prune` must leave it.
 
     Returns:
         The committed folder.
@@ -61,7 +63,7 @@ def write_checkpoint(
         save_file(_optimizer_tensors(module, optimizer), aside / OPTIMIZER)
         (aside / STATE).write_text(json.dumps(state, indent=2))
         files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
-        (aside / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2))
+        (aside / MANIFEST).write_text(json.dumps({"step": step, "kept": kept, "files": files}, indent=2))
         for name in (*files, MANIFEST):
             _flush(aside / name)
         shutil.rmtree(final, ignore_errors=True)  # an older one of this step that did not verify
@@ -70,9 +72,9 @@ def write_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         earlier = find_checkpoint(folder)
-        kept = f"the last good checkpoint, {earlier}, is untouched" if earlier else "there is no earlier checkpoint"
+        left = f"the last good checkpoint, {earlier}, is untouched" if earlier else "there is no earlier checkpoint"
         raise MAEError(
-            f"could not write {final}: {error}; free space there and go on with --resume ({kept})"
+            f"could not write {final}: {error}; free space there and go on with --resume ({left})"
         ) from error
     return final
 
@@ -88,10 +90,16 @@ def find_checkpoint(folder: Path) -> Path | None:
     return next((path for path in reversed(_committed(folder)) if not check(path)), None)
 
 
+def good_checkpoints(folder: Path) -> dict[int, Path]:
+    """Every checkpoint that verifies by its step, in order of steps."""
+    return {int(path.name.removeprefix("step-")): path for path in _committed(folder) if not check(path)}
+
+
 def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints; call it after a newer one is committed."""
+    """Delete all but the `keep` newest checkpoints and those written to be kept; call it after a newer one is there."""
     for path in _committed(folder)[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+        if not _is_kept(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check(path: Path) -> str:
@@ -149,6 +157,14 @@ def _committed(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether the manifest says so: it holds for good, whatever the run is told when it goes on."""
+    try:
+        return json.loads((path / MANIFEST).read_text())["kept"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class TrainingSettings:
         precision: `fp32`, `bf16` or `fp16`.
         log_every: steps between rows of the log.
         save_every: steps between checkpoints; None: one every ten minutes.
+        keep_every: steps between checkpoints that are kept for good; each of these steps is saved, whatever
+            `save_every` says. None: only the two newest checkpoints are kept.
     """
 
     total_steps: int
@@ -53,6 +55,7 @@ class TrainingSettings:
     precision: str
     log_every: int
     save_every: int | None
+    keep_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +245,12 @@ class Trainer:
         for observer in observers:
             observer.log(row)
 
+    def _is_for_good(self) -> bool:
+        return self.settings.keep_every is not None and self.step % self.settings.keep_every == 0
+
     def _save_is_due(self) -> bool:
+        if self._is_for_good():
+            return True
         if self.settings.save_every is not None:
             return self.step % self.settings.save_every == 0
         return time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
@@ -265,6 +273,7 @@ class Trainer:
                 optimizer=self.optimizer,
                 state=state,
                 metadata=self.metadata,
+                kept=self._is_for_good(),
             )
             checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS)
         self._saved_step, self._saved_at = self.step, time.monotonic()
