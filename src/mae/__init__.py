@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mae.evaluation.embedding import neighbours as neighbours
     from mae.evaluation.extractors import Extractor as Extractor
     from mae.evaluation.extractors import Preprocessing as Preprocessing
+    from mae.evaluation.pictures import reconstruct as reconstruct
     from mae.evaluation.record import Evaluation as Evaluation
     from mae.evaluation.run import evaluate as evaluate
     from mae.models.config import ModelConfig as ModelConfig
@@ -40,6 +41,7 @@ _WHERE = {
     "neighbours": "mae.evaluation.embedding",
     "Extractor": "mae.evaluation.extractors",
     "Preprocessing": "mae.evaluation.extractors",
+    "reconstruct": "mae.evaluation.pictures",
     "Evaluation": "mae.evaluation.record",
     "evaluate": "mae.evaluation.run",
     "ModelConfig": "mae.models.config",

@@ -3,12 +3,14 @@
 from math import inf, nan
 
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
 from mae.errors import UsageError
 from mae.report import curves
-from mae.report.curves import draw_curve
+from mae.report.canvas import new_figure
+from mae.report.curves import Line, draw_curve, draw_lines, label_ends
 
 ROWS = [{"samples": 100 * step, "loss": 1 / step, "lr": 0.1} for step in range(1, 6)]
 
@@ -59,3 +61,29 @@ def test_nothing_to_draw_is_said(tmp_path, rows):
 def test_one_row_is_a_point(drawn, tmp_path):
     draw_curve(ROWS[:1], yardsticks={}, path=tmp_path / "c.png", title="")
     assert drawn[0].axes[0].lines[0].get_marker() == "o"
+
+
+def test_a_band_is_shaded_around_its_line_and_fits(drawn, tmp_path):
+    lines = [
+        Line(label="a", x=[0, 1], y=[1.0, 2.0], band=([0.5, 1.0], [1.5, 7.0])),
+        Line(label="b", x=[0, 1], y=[1.0, 1.5]),
+    ]
+    draw_lines(lines, levels={}, names=("x", "y"), show=str, path=tmp_path / "c.png", title="")
+    axes = drawn[0].axes[0]
+    [band] = axes.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
+    assert corners == {(0, 0.5), (1, 1), (0, 1.5), (1, 7)}
+    assert tuple(band.get_facecolor()[0][:3]) == pytest.approx(to_rgb(axes.lines[0].get_color()))
+    assert axes.get_ylim()[1] > 7
+
+
+def test_labels_keep_apart_in_low_axes_too(drawn, tmp_path):
+    figure = new_figure(1000, 900)
+    axes = figure.add_axes((0.1, 0.1, 0.6, 0.2))
+    axes.set_ylim(40, 60)
+    label_ends(axes, [("a", 50.0, "red"), ("b", 50.1, "blue"), ("long name " * 9, 59.0, "red")], str, width=150)
+    figure.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+    assert all(below.y1 <= above.y0 for below, above in zip(boxes, boxes[1:], strict=False))
+    middle = axes.get_window_extent().y0 + axes.get_window_extent().height / 2
+    assert boxes[0].y0 < middle < boxes[0].y1 and max(box.width for box in boxes) <= 150

@@ -85,17 +85,41 @@ def test_the_page_needs_nothing_else(tmp_path):
 def test_no_text_acts(tmp_path):
     picture = tmp_path / '"><script>.png'.replace("/", "")
     picture.write_bytes(PNG)
-    section = Section(title=HOSTILE, text=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], pictures=[picture])
+    section = Section(
+        title=HOSTILE, text=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], commands=[HOSTILE], pictures=[picture]
+    )
     source, outline = written(tmp_path / "p.html", title=HOSTILE, facts=[(HOSTILE, HOSTILE)], sections=[section])
     assert "<script" not in source and "script" not in {tag for tag, _ in outline.tags}
     shown = HOSTILE.replace("\u202e", "\ufffd").replace("\udcff", "\ufffd").replace("\x00", "\ufffd")
-    assert [text for tag, text in outline.texts if tag != "style"] == [shown] * 8
+    assert [text for tag, text in outline.texts if tag != "style"] == [shown] * 9
     assert [attrs["alt"] for tag, attrs in outline.tags if tag == "img"] == ['"><script>']
 
 
 def test_a_section_without_a_header_has_no_table_and_no_facts_no_list(tmp_path):
     _, outline = written(tmp_path / "p.html", sections=[Section(title="s", text="  ")])
     assert not {tag for tag, _ in outline.tags} & {"table", "dl", "p", "img"}
+
+
+def test_commands_are_shown_as_they_are_and_last(tmp_path):
+    (tmp_path / "a.png").write_bytes(PNG)
+    commands = ["mae pretrain --data <here> \\", "  --epochs 2", "", "mae evaluate 'a b'"]
+    section = Section(title="s", header=["h"], rows=[["x"]], pictures=[tmp_path / "a.png"], commands=commands)
+    source, outline = written(tmp_path / "p.html", sections=[section])
+    assert [text for tag, text in outline.texts if tag == "pre"] == ["\n".join(commands)]
+    assert source.index("<table") < source.index("<img") < source.index("<pre") and source.count("<pre") == 1
+
+
+def test_marked_cells_stand_out_and_others_keep_their_side(tmp_path):
+    section = Section(
+        title="s",
+        header=["better", "n"],
+        rows=[["better", "1"], ["worse", "2"], ["not better", "3"]],
+        marks={"better": "good", "worse": "bad"},
+    )
+    _, outline = written(tmp_path / "p.html", sections=[section])
+    classes = [(tag, attrs.get("class")) for tag, attrs in outline.tags if tag in ("th", "td")]
+    assert classes[:2] == [("th", None), ("th", "number")]  # a heading is no verdict
+    assert [kind for _, kind in classes[2:]] == ["good", "number", "bad", "number", None, "number"]
 
 
 def test_a_missing_picture_and_a_failed_write_leave_the_old_page(tmp_path, monkeypatch):

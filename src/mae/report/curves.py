@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 1000, 560  # pixels
-_LINE_COLOURS = ("#b5367a", "#2166ac", "#c8701a", "#2a7f52", "#6a4c93", "#7a5230")  # told apart by the colour-blind
-_LABEL_DISTANCE = 0.052  # of the axis' height: a line of text
+LINE_COLOURS = ("#b5367a", "#2166ac", "#c8701a", "#2a7f52", "#6a4c93", "#7a5230")  # told apart by the colour-blind
+_LABEL_DISTANCE = 22.7  # pixels: a line of text
 _LABEL_SIZE, _LABEL_WIDTH = 10.0, 215  # points, pixels
 _TITLE_SIZE = 14.0  # points
 _HEADROOM = 1.06
+_BAND_ALPHA = 0.18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,13 @@ class Line:
         label: printed at its end, before its last finite value.
         x: where it was measured, rising.
         y: what was measured; a value that is not finite leaves a gap.
+        band: lower and upper edge of what is shaded around it, such as the spread over seeds; each as long as `y`.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
 
     @property
     def last(self) -> float:
@@ -97,34 +100,56 @@ def draw_lines(
         0.065, 0.945, heading, fontsize=_TITLE_SIZE, fontweight="bold", color=INK, va="center", parse_math=False
     )
     axes = figure.add_axes((0.065, 0.11, 0.70, 0.78))
-    colours = [_LINE_COLOURS[number % len(_LINE_COLOURS)] for number in range(len(lines))]
+    colours = [LINE_COLOURS[number % len(LINE_COLOURS)] for number in range(len(lines))]
     for line, colour in zip(lines, colours, strict=True):
         marker = "o" if len(line.x) == 1 else None
         axes.plot(line.x, line.y, color=colour, linewidth=1.6, marker=marker)
-    top = _HEADROOM * max(
-        value for values in (*(line.y for line in lines), levels.values()) for value in values if isfinite(value)
-    )
+        if line.band is not None:
+            axes.fill_between(line.x, *line.band, color=colour, alpha=_BAND_ALPHA, linewidth=0)
+    drawn = [values for line in lines for values in (line.y, *(line.band or ()))]
+    top = _HEADROOM * max(value for values in (*drawn, levels.values()) for value in values if isfinite(value))
     starts, ends = zip(*((min(line.x), max(line.x)) for line in lines), strict=True)
     axes.set(xlim=(min(0.0, *starts), max(ends) or 1.0), ylim=(0, top or 1.0))
     axes.set_xlabel(names[0], color=FAINT)
     axes.set_ylabel(names[1], color=FAINT)
+    quiet_frame(axes)
+    for level in levels.values():
+        axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
+    ends_of_lines = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
+    label_ends(axes, [*ends_of_lines, *((name, level, FAINT) for name, level in levels.items())], show)
+    save_png(figure, path)
+
+
+def quiet_frame(axes: "Axes") -> None:
+    """Grey axes without the upper and right edge, numbers along x without an exponent."""
     axes.tick_params(colors=FAINT)
     axes.xaxis.set_major_formatter(lambda value, _: readable(value))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#c8c8c8")
-    for level in levels.values():
-        axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
-    ends_of_lines = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
-    _label(axes, [*ends_of_lines, *((name, level, FAINT) for name, level in levels.items())], show, top or 1.0)
-    save_png(figure, path)
 
 
-def _label(axes: "Axes", ends: Sequence[tuple[str, float, str]], show: Callable[[float], str], top: float) -> None:
-    """Name, value and colour of each line, beside its end."""
-    for (name, value, colour), height in zip(ends, _apart([value / top for _, value, _ in ends]), strict=True):
+def label_ends(
+    axes: "Axes",
+    ends: Sequence[tuple[str, float, str]],
+    show: Callable[[float], str],
+    *,
+    width: float = _LABEL_WIDTH,
+) -> None:
+    """Write name and value of each line beside its end, right of the axes, none on another.
+
+    Args:
+        axes: with their final place and limits.
+        ends: name, last value and colour of each line.
+        show: a value as it is printed.
+        width: pixels there are right of the axes; a longer name loses its middle.
+    """
+    bottom, top = axes.get_ylim()
+    distance = _LABEL_DISTANCE / axes.get_window_extent().height
+    heights = _apart([(value - bottom) / (top - bottom) for _, value, _ in ends], distance)
+    for (name, value, colour), height in zip(ends, heights, strict=True):
         number = f"  {show(value)}"
         bold = colour != FAINT
-        room = _LABEL_WIDTH - text_width(number, _LABEL_SIZE, bold=bold)
+        room = width - text_width(number, _LABEL_SIZE, bold=bold)
         axes.text(
             1.012,
             height,
@@ -138,14 +163,14 @@ def _label(axes: "Axes", ends: Sequence[tuple[str, float, str]], show: Callable[
         )
 
 
-def _apart(heights: Sequence[float]) -> list[float]:
+def _apart(heights: Sequence[float], distance: float) -> list[float]:
     """The heights, moved up or, at the top, down where labels would lie on each other; their order stays."""
     placed = list(heights)
     order = sorted(range(len(heights)), key=heights.__getitem__)
-    below = -_LABEL_DISTANCE
+    below = -distance
     for number in order:
-        placed[number] = below = max(heights[number], below + _LABEL_DISTANCE)
-    above = max(1.0, (len(order) - 1) * _LABEL_DISTANCE) + _LABEL_DISTANCE
+        placed[number] = below = max(heights[number], below + distance)
+    above = max(1.0, (len(order) - 1) * distance) + distance
     for number in reversed(order):
-        placed[number] = above = min(placed[number], above - _LABEL_DISTANCE)
+        placed[number] = above = min(placed[number], above - distance)
     return placed

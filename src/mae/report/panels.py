@@ -1,20 +1,30 @@
 """The picture that shows what a model makes of hidden patches, with its numbers burnt in."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.report.canvas import readable
 from mae.report.reconstruction import Reconstruction, Score, reconstruct, score
 from mae.report.sheet import ColourBar, Column, write_sheet
-from mae.report.tones import Tones, choose_tones, error_scale
+from mae.report.tones import HIDDEN_COLOUR, Tones, choose_tones, error_scale
 from mae.types import MaskPlan
 
-_HIDDEN_COLOUR = (0.87, 0.88, 0.90)  # no photograph's grey: a shade towards blue
+_NORM_PIX = (
+    "The model predicts patches standardised by their own mean and deviation (norm-pix). To draw them, those of "
+    "hidden patches are estimated from visible ones nearby (Gaussian weights); no hidden pixel is read."
+)
+_MEANS = (
+    "Means alone: each hidden patch is its estimated mean, nothing predicted; a model that has learned does better."
+)
+_TOLD = "The leaky reconstruction is given the true patch statistics, and with them part of the answer."
+_PLAIN = "The model predicts pixels: drawn as predicted."
+_LEAKY = "leaky reconstruction"
 _COLOUR_MAP = "magma_r"  # white where the error is 0, so that large errors are what the eye finds
 
 
@@ -86,10 +96,119 @@ def draw_panels(
     )
 
 
+def draw_rows(
+    images: Float[Tensor, "B C H W"],
+    views: Reconstruction,
+    *,
+    notes: Mapping[str, Sequence[Sequence[str]]],
+    leave_out: Sequence[str] = (),
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    path: Path,
+    title: str,
+) -> None:
+    """Write the columns of `draw_panels` as one PNG, each row with notes of its own instead of a common finding.
+
+    Args:
+        images: normalised images, one a row.
+        views: what a model made of them.
+        notes: by a column's name, lines under each of its pictures; PSNR and R² are explained below the rows.
+        leave_out: names of columns that are not drawn.
+        mean: see `draw_panels`.
+        std: see `draw_panels`.
+        path: the PNG; its folder is made, an older file is replaced at once.
+        title: printed above the columns.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    tones = choose_tones(images, mean, std)
+    columns = [
+        replace(column, notes=notes.get(column.name, ()))
+        for column in _columns(images, views, tones)
+        if column.name not in leave_out
+    ]
+    caption = [
+        "PSNR (in dB, more is better) and R² (1 perfect, 0 no better than the mean colour of the visible pixels) are "
+        "of hidden pixels alone.",
+        *([_PLAIN] if views.leaky is None else [_NORM_PIX, _MEANS]),
+        *([_TOLD] if any(column.name == _LEAKY for column in columns) else []),
+        *tones.notes,
+    ]
+    write_sheet(columns, title=title, caption=caption, path=path)
+
+
+def draw_inpainting(
+    images: Float[Tensor, "B C H W"],
+    filled: Float[Tensor, "B C H W"],
+    *,
+    hole: Bool[Tensor, "B H W"],
+    hidden: Bool[Tensor, "B H W"],
+    norm_pix: bool,
+    notes: Sequence[Sequence[str]],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    path: Path,
+    title: str,
+) -> None:
+    """Write one PNG: a row an image, its columns the input with the hole, the filled picture, the hidden patches.
+
+    Args:
+        images: normalised images; under the hole they hold anything but what stood there.
+        filled: the same, the hole predicted.
+        hole: True where nothing is known.
+        hidden: True for the pixels of patches that the model did not see, since the hole touches them.
+        norm_pix: whether the model predicts standardised patches.
+        notes: lines under each input.
+        mean: see `draw_panels`.
+        std: see `draw_panels`.
+        path: the PNG; its folder is made, an older file is replaced at once.
+        title: printed above the columns.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    tones = choose_tones(images, mean, std)
+    shown, filling = tones.paint(images), tones.paint(filled)
+    columns = [
+        Column(name="input with the hole", caption="", pictures=_covered(shown, hole), notes=notes),
+        Column(name="filled", caption="predicted in the hole, the input's own pixels elsewhere", pictures=filling),
+        Column(
+            name="hidden patches",
+            caption="what the encoder sees: patches that the hole touches are hidden whole",
+            pictures=_covered(shown, hidden),
+        ),
+    ]
+    caption = [
+        "What stood under the mask was not used, so nothing tells how true the filling is.",
+        _NORM_PIX if norm_pix else _PLAIN,
+        *tones.notes,
+    ]
+    write_sheet(columns, title=title, caption=caption, path=path)
+
+
+def draw_frame(
+    path: Path,
+    *,
+    images: Float[Tensor, "B C H W"],
+    views: Reconstruction,
+    notes: Mapping[str, Sequence[Sequence[str]]],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    title: str,
+) -> None:
+    """Write one picture of an animation: the columns input, masked and reconstruction of `draw_rows` alone."""
+    leave_out = ("full reconstruction", "error", _LEAKY)
+    draw_rows(images, views, notes=notes, leave_out=leave_out, mean=mean, std=std, path=path, title=title)
+
+
+def _covered(pictures: Float[Tensor, "B H W 3"], where: Bool[Tensor, "B H W"]) -> Float[Tensor, "B H W 3"]:
+    return torch.where(where.unsqueeze(-1), torch.tensor(HIDDEN_COLOUR, device=pictures.device), pictures)
+
+
 def _columns(images: Float[Tensor, "B C H W"], views: Reconstruction, tones: Tones) -> list[Column]:
     true = tones.paint(images)
-    cover = torch.tensor(_HIDDEN_COLOUR, device=true.device)
-    masked = torch.where(views.hidden.unsqueeze(-1), cover, true)
+    masked = _covered(true, views.hidden)
     source = "" if views.leaky is None else "; statistics from visible patches"
     columns = [
         Column(name="input", caption="", pictures=true),
@@ -109,7 +228,7 @@ def _columns(images: Float[Tensor, "B C H W"], views: Reconstruction, tones: Ton
     if views.leaky is not None:
         columns.append(
             Column(
-                name="leaky reconstruction",
+                name=_LEAKY,
                 caption="with the true patch statistics (leaks brightness and contrast)",
                 pictures=tones.paint(views.leaky),
             )
@@ -140,12 +259,11 @@ def _caption(
     error = f"Masked MSE in pixels {readable(honest.masked_mse)}"
     measured = f"{_explained(honest)} {error}; {share_hidden:.0%} of patches hidden."
     if leaky is None or filled is None:
-        return [measured, "The model predicts pixels: drawn as predicted.", *tones.notes]
+        return [measured, _PLAIN, *tones.notes]
     return [
         measured,
-        "The model predicts patches standardised by their own mean and deviation (norm-pix). To draw them, those of "
-        "hidden patches are estimated from visible ones nearby (Gaussian weights); no hidden pixel is read. "
-        f"The estimated means alone, with nothing predicted, reach {readable(filled.masked_mse)}{_r2(filled)}.",
+        f"{_NORM_PIX} The estimated means alone, with nothing predicted, reach "
+        f"{readable(filled.masked_mse)}{_r2(filled)}.",
         f"With the true patch statistics it would be {readable(leaky.masked_mse)}{_r2(leaky)}: part of the answer is "
         "given away.",
         *tones.notes,

@@ -1,7 +1,9 @@
 """What a model makes of the hidden patches, as tensors in the units of its images."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from math import sqrt
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -82,6 +84,15 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
         error=unpatchify((pasted - patches).abs(), grid, target.patch_size),
         hidden=unpatchify(hidden.expand_as(patches), grid, target.patch_size)[:, 0],
     )
+
+
+def join(parts: Sequence[Reconstruction]) -> Reconstruction:
+    """Pictures of several batches by one model as those of one batch."""
+    joined: dict[str, Any] = {}
+    for field in fields(Reconstruction):
+        tensors = [getattr(part, field.name) for part in parts]
+        joined[field.name] = None if tensors[0] is None else torch.cat(tensors)
+    return Reconstruction(**joined)
 
 
 def _pixel_target(model: MaskedAutoencoder) -> PixelTarget:

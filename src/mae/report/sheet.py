@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mae.report.canvas import FAINT, line_height, new_figure, save_png, wrap_text, write_lines
+from mae.report.canvas import FAINT, fit_text, line_height, new_figure, save_png, wrap_text, write_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ class Column:
         caption: printed under the name.
         pictures: colours in [0, 1], one picture a row of the sheet.
         bar: drawn below the column, where its colours need one.
-        notes: lines of text under each picture, as many for each; they must fit.
+        notes: lines of text under each picture, as many for each; long ones lose their middle.
     """
 
     name: str
@@ -154,8 +154,10 @@ def _label_column(figure: "Figure", layout: _Layout, left: int, column: Column, 
     write_lines(figure, (left, layout.names), [column.name], _NAME_SIZE, bold=True)
     below_name = layout.names + line_height(_NAME_SIZE)
     write_lines(figure, (left, below_name), caption, _TEXT_SIZE, colour=FAINT)
-    for row, lines in enumerate(column.notes):
-        write_lines(figure, (left, layout.rows + row * layout.row_height + layout.cell[0] + 2), lines, _TEXT_SIZE)
+    for row, notes in enumerate(column.notes):
+        top = layout.rows + row * layout.row_height + layout.cell[0] + 2
+        lines = [fit_text(note, width=layout.pitch - _GAP, size=_TEXT_SIZE) for note in notes]
+        write_lines(figure, (left, top), lines, _TEXT_SIZE)
     if column.bar is not None:
         top = layout.bars + _BAR + 3
         write_lines(figure, (left, top), [column.bar.low], _TEXT_SIZE, colour=FAINT)

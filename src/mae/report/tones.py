@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+HIDDEN_COLOUR = (0.87, 0.88, 0.90)
+"""What covers hidden patches; no photograph's grey: a shade towards blue."""
+
 # Where the values are no picture in [0, 1], the darkest and brightest 1 % may lie outside the shown range.
 _ROBUST = (0.01, 0.99)
 _ROUNDING = 1e-3  # normalising and back moves a value of 0 or 1 by less

@@ -1,0 +1,69 @@
+"""`mae reconstruct MODEL IMAGE...`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mae.config import Device
+from mae.errors import UsageError
+from mae.options import shown
+
+
+def run(args: list[str]) -> int:
+    """Draw the pictures and say where they are."""
+    return tyro.cli(reconstruct, args=args, prog="mae reconstruct", config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def reconstruct(
+    model: Annotated[str, tyro.conf.Positional],
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    out: Annotated[Path | None, shown("reconstruction.png; with --animation reconstruction.gif", "FILE")] = None,
+    mask_ratio: Annotated[tuple[float, ...], shown("the model's own", "SHARE ...")] = (),
+    mask: Annotated[Path | None, shown("drawn by --seed", "FILE")] = None,
+    inpaint: bool = False,
+    animation: bool = False,
+    seed: int = 0,
+    device: Device = "auto",
+) -> int:
+    """Draw what a model makes of the hidden patches of images, a row an image.
+
+    Args:
+        model: a run folder, one of its checkpoints or a .safetensors file; with --animation a run folder.
+        images: image files; they are resized and cropped to the model's size as evaluation does.
+        out: the PNG, or the GIF.
+        mask_ratio: share of patches hidden; of several, a row each.
+        mask: a black and white picture of what to hide, white = hidden, in the size of the images.
+        inpaint: fill the mask as a hole: what stands under it is not used, and the filled picture is written too.
+        animation: a GIF with a frame for each checkpoint that the run kept, see --keep-every of 'mae pretrain'.
+        seed: decides the masks.
+        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
+    """
+    if animation and (inpaint or len(mask_ratio) > 1):
+        raise UsageError("--animation shows one mask and its truth; leave out --inpaint and give one --mask-ratio")
+
+    from rich.console import Console
+
+    from mae.evaluation import pictures
+    from mae.report.canvas import visible
+
+    if animation:
+        ratio = mask_ratio[0] if mask_ratio else None
+        target = out or Path("reconstruction.gif")
+        written: tuple[Path, ...] = (
+            pictures.animate(model, images, out=target, mask_ratio=ratio, mask=mask, seed=seed, device=device),
+        )
+    else:
+        written = pictures.reconstruct(
+            model,
+            images,
+            mask_ratio=mask_ratio or None,
+            mask=mask,
+            inpaint=inpaint,
+            seed=seed,
+            out=out or Path("reconstruction.png"),
+            device=device,
+        ).written
+    for path in written:
+        Console().print(f"Look at {visible(str(path))}", soft_wrap=True, highlight=False, markup=False)
+    return 0

@@ -1,0 +1,70 @@
+"""Sheets one after another, as a GIF."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+
+from mae.errors import MAEError
+
+FRAME_MS, LAST_FRAME_MS = 700, 3000
+_COLOURS = 256  # all that a GIF has
+
+
+def write_animation(draw: Sequence[Callable[[Path], object]], path: Path) -> None:
+    """Write a GIF that begins again when it ends; its last frame stands for 3 seconds, each other for 0.7.
+
+    All frames share one palette, so that what stands still in them does not flicker; smaller frames are filled up
+    with white.
+
+    Args:
+        draw: for each frame what writes it as a PNG.
+        path: the GIF; its folder is made, an older file is replaced at once or stays.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    with TemporaryDirectory(prefix="mae-frames-") as folder:
+        frames = [_drawn(one, Path(folder) / "frame.png") for one in draw]
+    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
+    frames = [_filled_up(frame, size) for frame in frames]
+    # Made from the first and the last frame alone: the colours of the others lie near enough.
+    ends = Image.new("RGB", (size[0], 2 * size[1]))
+    ends.paste(frames[0], (0, 0))
+    ends.paste(frames[-1], (0, size[1]))
+    palette = ends.quantize(_COLOURS)
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frames[0].save(
+            unfinished,
+            format="GIF",
+            save_all=True,
+            append_images=frames[1:],
+            duration=durations,
+            loop=0,
+            optimize=False,
+        )
+        unfinished.replace(path)
+    except OSError as error:
+        raise MAEError(f"cannot write the animation {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
+            unfinished.unlink()
+
+
+def _drawn(draw: Callable[[Path], object], path: Path) -> Image.Image:
+    draw(path)
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def _filled_up(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
+    whole = Image.new("RGB", size, "white")
+    whole.paste(frame, (0, 0))
+    return whole

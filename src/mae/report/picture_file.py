@@ -1,0 +1,52 @@
+"""One picture in a file of its own, in the type of the image it was made from."""
+
+import io
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import tifffile
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from mae.errors import MAEError
+
+
+def write_picture(picture: Float[Tensor, "C H W"], path: Path, *, dtype: np.dtype) -> Path:
+    """Write a PNG where that can hold the type and the channels, else a TIFF.
+
+    Args:
+        picture: values; those of whole numbers scaled to [0, 1], what lies beyond is clipped.
+        path: the PNG; a TIFF takes its name with `.tif`. An older file is replaced at once or stays.
+        dtype: uint8, uint16 or float32.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    values = picture.permute(1, 2, 0).numpy()
+    if dtype.kind == "u":
+        top = np.iinfo(dtype).max
+        values = np.rint(values * top).clip(0, top).astype(dtype)
+    channels = values.shape[2]
+    is_png = (dtype == np.uint8 and channels in (1, 3)) or (dtype == np.uint16 and channels == 1)
+    content = io.BytesIO()
+    if is_png:
+        Image.fromarray(values[..., 0] if channels == 1 else values).save(content, "PNG")
+    else:
+        tifffile.imwrite(content, values, photometric="rgb" if channels == 3 else "minisblack", planarconfig="contig")
+    path = path if is_png else path.with_suffix(".tif")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(content.getvalue())
+        unfinished.replace(path)
+    except OSError as error:
+        raise MAEError(f"cannot write the picture {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
+            unfinished.unlink()
+    return path
