@@ -15,6 +15,8 @@ COMMANDS = {
     "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
+    "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of hidden patches, or fill a hole"),
+    "study": ("mae.cli.study", "train in several ways, all else being equal, and tell which is better"),
     "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
     "list": ("mae.cli.listing", "list models or recipes"),
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
@@ -47,7 +49,7 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items())
+    lines = "".join(f"  {name:<11} {what}\n" for name, (_, what) in COMMANDS.items())
     return (
         "usage: mae COMMAND ...\n\nMasked-autoencoder pre-training on any images.\n\n"
         f"commands:\n{lines}\n'mae COMMAND --help' tells more of each; 'mae --version' names the version.\n"

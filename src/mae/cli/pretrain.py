@@ -39,8 +39,8 @@ def stopped(console: "Console", result: "PretrainResult") -> int:
 
 def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool]:
     """The configuration, the names of the options that were given, and whether to resume."""
-    given = _given(args)
-    default = recipe_config(_recipe(args)).make_room(given)
+    given = given_options(args)
+    default = recipe_config(named_recipe(args)).make_room(given)
 
     def pretrain(
         config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False
@@ -59,7 +59,7 @@ def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool]:
     return config, given, resume
 
 
-def _recipe(args: list[str]) -> str:
+def named_recipe(args: list[str]) -> str:
     """The recipe is read first: the defaults of everything else come from it."""
     for position, arg in enumerate(args):
         if arg == "--recipe" and position + 1 < len(args):
@@ -69,7 +69,7 @@ def _recipe(args: list[str]) -> str:
     return "default"
 
 
-def _given(args: list[str]) -> set[str]:
+def given_options(args: list[str]) -> set[str]:
     """Names of the configuration's fields that stand on the command line."""
     names = {arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
     known = {field.name for field in fields(PretrainConfig)}

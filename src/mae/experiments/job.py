@@ -1,0 +1,239 @@
+"""One run of a study, in a process of its own: train, judge, write the numbers. What is done is not done again."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mae import records
+from mae.config import PretrainConfig
+from mae.errors import MAEError, UsageError
+from mae.evaluation.bench import THIS_MODEL
+from mae.evaluation.record import Evaluation, hardware, versions
+from mae.evaluation.run import Evaluator, find_protocol
+from mae.pretraining.run import run_pretraining
+from mae.records import read_json, write_json
+from mae.training.device import choose_device
+from mae.training.run_folder import RunFolder
+
+FEATURES, NEIGHBOURS = ("mean", "pooled", "cls"), 20
+"""What is read of k-NN and probe: fixed beforehand, so that no arm is shown at its luckiest. Of the features the first
+that the model has."""
+
+STOPPED = 130
+"""The exit code of a job that a signal stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """One evaluation of a run.
+
+    Attributes:
+        protocol: its name.
+        options: the protocol's constants.
+        suffix: added to the names of its numbers, where a protocol is run twice.
+    """
+
+    protocol: str
+    options: Mapping[str, Any]
+    suffix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run of a study, in full.
+
+    Attributes:
+        arm: what is tried.
+        seed: decides weights, order, crops, masks, and what evaluations draw.
+        folder: of the run.
+        data: labelled images to judge on.
+        data_root: where sets known by name are kept.
+        device: where to compute.
+        judgements: what is measured of the model.
+        total_steps: of the training; 0 where nothing is trained.
+        config: the training, as JSON; None where a model is there already.
+        model: what that model is called.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+    data: str
+    data_root: Path
+    device: str
+    judgements: tuple[Judgement, ...]
+    total_steps: int = 0
+    config: dict[str, Any] | None = None
+    model: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the job's files."""
+        return job_name(self.arm, self.seed)
+
+
+def job_name(arm: str, seed: int) -> str:
+    """What the files of an arm's run are called; an arm may be named by a path."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in arm)
+    return f"{safe.strip('.')}-seed{seed}"
+
+
+def read_job(spec: Path) -> Job:
+    """The job in a file.
+
+    Raises:
+        UsageError: not such a file.
+    """
+    return records.from_json(Job, read_json(spec), what="entry of a job")
+
+
+def carry_out(job: Job, result: Path, *, console: Console) -> bool:
+    """Do what is left of a job and write its result as it goes.
+
+    Args:
+        job: what to do.
+        result: the JSON file with what was found.
+        console: where the training shows its progress.
+
+    Returns:
+        Whether it is finished; False where a signal stopped the training.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+        MAEError: it failed on the way.
+    """
+    found = read_json(result) if result.exists() else _nothing_yet(job)
+    began = time.monotonic() - found["seconds"]
+    if job.config is not None and not _train(job, console):
+        return False
+    evaluator = None
+    for number, judgement in enumerate(job.judgements):
+        if number < found["judged"]:
+            continue
+        console.print(f"judging: {judgement.protocol}", highlight=False)
+        evaluator = evaluator or _evaluator(job)
+        record = evaluator.judge(judgement.protocol, _protocol(judgement))
+        found["numbers"] |= {f"{name}{judgement.suffix}": value for name, value in read_numbers(record).items()}
+        found["yardsticks"] |= read_yardsticks(record)
+        found |= {"judged": number + 1, "seconds": time.monotonic() - began}
+        write_json(result, found)
+    found["numbers"] |= _training_numbers(job)
+    found |= {"finished": True, "seconds": time.monotonic() - began}
+    write_json(result, found)
+    return True
+
+
+def _nothing_yet(job: Job) -> dict[str, Any]:
+    return {
+        "finished": False,
+        "judged": 0,
+        "seconds": 0.0,
+        "numbers": {},
+        "yardsticks": {},
+        "hardware": hardware(choose_device(job.device)),
+        "versions": versions(),
+    }
+
+
+def _train(job: Job, console: Console) -> bool:
+    """Train, or go on; whether the training is finished."""
+    folder = RunFolder(job.folder)
+    if folder.summary.exists():
+        return True
+    assert job.config is not None
+    config = replace(PretrainConfig.from_json(job.config), out=job.folder)
+    return run_pretraining(config, given=(), resume=folder.holds_run, console=console).finished
+
+
+def _training_numbers(job: Job) -> dict[str, float]:
+    if job.config is None:
+        return {}
+    summary = read_json(RunFolder(job.folder).summary)
+    return {
+        "loss": summary["terms"]["reconstruction"],
+        "seconds": summary["seconds"],
+        "images_per_second": summary["images_per_second"],
+    }
+
+
+def _evaluator(job: Job) -> Evaluator:
+    return Evaluator(
+        job.folder if job.model is None else job.model,
+        data=job.data,
+        test=None,
+        out=job.folder,
+        data_root=job.data_root,
+        device=job.device,
+        seed=job.seed,
+        overlap="error",
+        console=Console(quiet=True),
+    )
+
+
+def _protocol(judgement: Judgement) -> Any:
+    kind = find_protocol(judgement.protocol)
+    return records.from_json(kind, judgement.options, what=f"option of {judgement.protocol}")
+
+
+def read_numbers(record: Evaluation) -> dict[str, float]:
+    """The numbers of one evaluation that studies compare, by name."""
+    result = record.result
+    match record.protocol:
+        case "knn" | "linear_probe":
+            return {record.protocol: _accuracy(record.protocol, result[THIS_MODEL])}
+        case "finetune":
+            return {"finetune": result["top1"]}
+        case "reconstruction":
+            quality = {name: result["model"][name] for name in ("mse", "psnr", "ssim", "laplacian")}
+            if "with_true_statistics" in result:
+                quality["psnr_told"] = result["with_true_statistics"]["psnr"]
+            return {name: value for name, value in quality.items() if value is not None}
+    raise ValueError(f"nothing is read of {record.protocol}")
+
+
+def read_yardsticks(record: Evaluation) -> dict[str, float]:
+    """What must be beaten, by the protocol and who reached it: `knn, raw pixels`."""
+    found = {}
+    if record.protocol in ("knn", "linear_probe"):
+        others = {who: features for who, features in record.result.items() if who != THIS_MODEL}
+        found = {f"{record.protocol}, {who}": _accuracy(record.protocol, it) for who, it in others.items()}
+    if record.protocol == "reconstruction":
+        found = {f"psnr, {who}": record.result[who]["psnr"] for who in ("mean_colour", "nearest_patch")}
+    if record.majority is not None:
+        found["accuracy, commonest class"] = record.majority
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _accuracy(protocol: str, features: Mapping[str, Any]) -> float:
+    name = next((name for name in FEATURES if name in features), next(iter(features)))
+    found = features[name]
+    return (found[str(NEIGHBOURS)] if protocol == "knn" else found)["top1"]
+
+
+def main(spec: Path, result: Path) -> int:
+    """Carry out the job in a file; ends early, saved, when whoever started it is gone or closes its input."""
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        return 0 if carry_out(read_job(spec), result, console=Console(width=200)) else STOPPED
+    except (UsageError, MAEError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _stop_with_parent() -> None:
+    """An end of the input asks to stop, as Ctrl-C does: the step is finished and saved."""
+    while os.read(0, 1):  # not through sys.stdin, whose lock a thread must not hold when Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

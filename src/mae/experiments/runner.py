@@ -1,0 +1,204 @@
+"""Carrying jobs out: one after another, or one a GPU, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mae import records
+from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.errors import UsageError
+from mae.experiments.job import Job, read_job
+from mae.records import read_json, write_json
+from mae.report.console import duration
+from mae.training.log import loss_rows, read_rows
+from mae.training.run_folder import RunFolder
+from mae.training.signals import StopSignals
+
+_SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_LINES = 1.0, 60.0
+_SHARE_OF_TRAINING = 0.8
+"""Of a job's time, as long as no job has told; the rest is spent on judging."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job's files lie in the folder of its study.
+
+    Attributes:
+        root: the study's folder.
+        name: of the job.
+    """
+
+    root: Path
+    name: str
+
+    @property
+    def spec(self) -> Path:
+        """The job as JSON."""
+        return self.root / "jobs" / f"{self.name}.json"
+
+    @property
+    def result(self) -> Path:
+        """What was found."""
+        return self.root / "jobs" / f"{self.name}.result.json"
+
+    @property
+    def log(self) -> Path:
+        """What the job's process printed."""
+        return self.root / "jobs" / f"{self.name}.log"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is done."""
+        return self.result.exists() and bool(read_json(self.result)["finished"])
+
+
+def write_specs(root: Path, jobs: Sequence[Job]) -> None:
+    """Write what each job does; jobs that stand there already must be the same.
+
+    Raises:
+        UsageError: the folder holds another study, or something else.
+    """
+    if root.exists() and (not root.is_dir() or (any(root.iterdir()) and not (root / "jobs").is_dir())):
+        raise UsageError(f"{root} is there already and holds no study; choose another --out")
+    for job in jobs:
+        place = Place(root=root, name=job.name)
+        if place.spec.exists() and (differing := _differing(read_job(place.spec), job)):
+            raise UsageError(
+                f"{root} holds a study whose run {job.name} differs: {differing}. Give the same options to go on with "
+                "it, or choose another --out"
+            )
+    (root / "jobs").mkdir(parents=True, exist_ok=True)
+    for job in jobs:
+        write_json(Place(root=root, name=job.name).spec, records.to_json(job))
+
+
+def _differing(before: Job, now: Job) -> str:
+    """What was otherwise, in words; where a run computes may change."""
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "judgements", "model")]
+    if before.config is not None and now.config is not None:
+        # Read as configurations: one written before an option was there has its default.
+        old, new = (PretrainConfig.from_json(config).to_json() for config in (before.config, now.config))
+        pairs += [(name, old[name], new[name]) for name in new if name not in MACHINE_FIELDS]
+    return "; ".join(f"{name} was {old!r}, is now {new!r}" for name, old, new in pairs if old != new)
+
+
+def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool, dict[str, str]]:
+    """Carry out every job that is not done, in order, as many at a time as there are GPUs.
+
+    Returns:
+        Whether it came to the end (not where a signal stopped it), and by name what jobs that failed said last.
+    """
+    waiting = [job for job in jobs if not Place(root=root, name=job.name).finished]
+    failed: dict[str, str] = {}
+    running: dict[int, _Running] = {}
+    slots = range(max(1, torch.cuda.device_count()) if jobs and jobs[0].device in ("auto", "cuda") else 1)
+    with StopSignals() as signals, _display(console, root, jobs) as display:
+        while (waiting or running) and not signals.asked:
+            for slot in slots:
+                if slot not in running and waiting:
+                    running[slot] = _Running(root, waiting.pop(0), slot if torch.cuda.device_count() > 1 else None)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            for slot, job in list(running.items()):
+                if (code := job.process.poll()) is not None:
+                    del running[slot]
+                    if code != 0:
+                        failed[job.job.name] = job.last_words()
+            display.show(running.values(), failed)
+        for job in running.values():
+            job.stop()
+    return not signals.asked, failed
+
+
+class _Running:
+    """A job's process; it ends, its work saved, when this process closes its input or is gone."""
+
+    def __init__(self, root: Path, job: Job, gpu: int | None) -> None:
+        self.job, self.began = job, time.monotonic()
+        self.place = Place(root=root, name=job.name)
+        self._log: IO[bytes] = self.place.log.open("wb")
+        command = [sys.executable, "-m", "mae.experiments.job", str(self.place.spec), str(self.place.result)]
+        chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": _visible(gpu)}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **chosen},
+            start_new_session=True,  # Ctrl-C is for the study, which then asks its jobs to stop
+        )
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def last_words(self) -> str:
+        lines = self.place.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def share_done(self) -> tuple[float, str]:
+        """How much of the job is done, about, and what it is at."""
+        if self.place.result.exists() or not self.job.total_steps:
+            judged = read_json(self.place.result)["judged"] if self.place.result.exists() else 0
+            start = _SHARE_OF_TRAINING if self.job.total_steps else 0.0
+            at = self.job.judgements[min(judged, len(self.job.judgements) - 1)].protocol
+            return start + (1 - start) * judged / len(self.job.judgements), f"judging ({at})"
+        rows = loss_rows(read_rows(RunFolder(self.job.folder).metrics))
+        step = rows[-1]["step"] if rows else 0
+        return _SHARE_OF_TRAINING * step / self.job.total_steps, f"step {step}/{self.job.total_steps}"
+
+
+def _visible(gpu: int) -> str:
+    """The name of a GPU among those this process may use."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return allowed[gpu].strip() if len(allowed) > gpu and allowed[gpu].strip() else str(gpu)
+
+
+class _Display:
+    """One line for the whole study: what is done, what is being done, and the time left."""
+
+    def __init__(self, console: Console, root: Path, jobs: Sequence[Job], bar: Progress) -> None:
+        self._console, self._root, self._jobs, self._bar = console, root, jobs, bar
+        self._task = bar.add_task("starting", total=len(jobs))
+        self._began, self._spoke = time.monotonic(), 0.0
+        self._shown: tuple[object, ...] = ()
+        self._before = self._finished()
+
+    def _finished(self) -> float:
+        return float(sum(Place(root=self._root, name=job.name).finished for job in self._jobs))
+
+    def show(self, running: Iterable[_Running], failed: Mapping[str, str]) -> None:
+        """Tell how far it is."""
+        shares = [(job.job.name, *job.share_done()) for job in running if not job.place.finished]
+        finished = self._finished()
+        done = finished + sum(share for _, share, _ in shares)
+        gained = done - self._before
+        left = len(self._jobs) - len(failed) - done
+        at = ", ".join(f"{name}: {what}" for name, _, what in shares)
+        text = f"{finished:.0f} of {len(self._jobs)} runs done" + (f", {len(failed)} failed" if failed else "")
+        text += f"; {at}" if at else ""
+        if gained > 0.02:
+            text += f"; {duration((time.monotonic() - self._began) / gained * left)} left"
+        self._bar.update(self._task, completed=done, description=text)
+        state = (finished, tuple(failed), tuple(name for name, _, _ in shares))
+        due = time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES
+        if not self._console.is_terminal and (due or state != self._shown):
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self._shown, self._spoke = state, time.monotonic()
+
+
+@contextmanager
+def _display(console: Console, root: Path, jobs: Sequence[Job]) -> Iterator[_Display]:
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield _Display(console, root, jobs, bar)

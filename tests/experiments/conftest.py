@@ -1,0 +1,37 @@
+"""A small labelled set, and one small study of it, carried out once for all tests that look at what it left."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mae.experiments.run import StudyOutcome, study
+
+TINY: dict[str, Any] = {
+    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 15, "epochs": 2.0,
+    "mask_warmup": 1.0, "workers": 0, "device": "cpu", "finetune_epochs": 0.0, "quiet": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gratings of 8 x 8 pixels, a class a direction: 3 times 20 to learn from, 3 times 6 to be tested on."""
+    root, rng = tmp_path_factory.mktemp("gratings"), np.random.default_rng(0)
+    rows, columns = np.mgrid[:8, :8]
+    for part, count in (("train", 20), ("test", 6)):
+        for name, (down, across) in {"flat": (1, 0), "steep": (0, 1), "tilted": (1, 1)}.items():
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                wave = np.sin((down * rows + across * columns) * rng.uniform(0.8, 1.2) + rng.uniform(0, 6))
+                pixels = 127 + 90 * wave[..., None] * rng.uniform(0.3, 1, 3) + rng.normal(0, 8, (8, 8, 3))
+                Image.fromarray(np.uint8(pixels.clip(0, 255))).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def compared(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyOutcome:
+    """`compare` with two seeds."""
+    return study("compare", labelled, out=tmp_path_factory.mktemp("study") / "compare", seeds=2, **TINY)

@@ -1,0 +1,86 @@
+"""Made-up studies: numbers with a known effect, losses in real files."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mae.experiments.results import Arm, Metric, RunResult, StudyResult
+
+PROBE = Metric(name="probe", title="linear probe, top-1", better="higher", kind="share")
+LOSS = Metric(name="loss_50", title="loss at 50 %", better=None, kind="number")
+PSNR = Metric(name="psnr", title="PSNR", better="higher", kind="decibel")
+EPOCH = Metric(name="epoch", title="time per epoch", better="lower", kind="seconds")
+METRICS = (PROBE, LOSS, PSNR, EPOCH)
+
+
+def write_losses(folder: Path, *, level: float, samples: Sequence[int] = (100, 200, 300, 400)) -> None:
+    """A metrics file as a run leaves it: the total is not the reconstruction term."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict] = [{"step": 0, "samples": 0, "evaluation": {"effective_rank": 3.0}}]
+    rows += [
+        {"step": at, "samples": at, "loss": 9.0 + level, "terms": {"reconstruction": level + 100 / at, "focal": 9.0}}
+        for at in samples
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def fake_study(
+    folder: Path,
+    *,
+    effects: Mapping[str, float],
+    seeds: Sequence[int] = (0, 1, 2),
+    left_out: Collection[tuple[str, int]] = (),
+    places: Mapping[str, float] | None = None,
+    change: Callable[[str, int, dict[str, float]], None] = lambda arm, seed, numbers: None,
+) -> StudyResult:
+    """A study in which an arm's probe lies so many points (shares) above the first arm's, with little noise.
+
+    Args:
+        folder: where the runs' losses go.
+        effects: by arm; the first is the reference.
+        seeds: of each arm.
+        left_out: runs that are not done.
+        places: of the arms.
+        change: of a run's numbers, in place.
+    """
+    draw = np.random.default_rng(0)
+    runs = []
+    for arm, effect in effects.items():
+        for seed in seeds:
+            noise = float(draw.normal(0, 0.0005))
+            numbers = {
+                "probe": 0.44 + 0.01 * seed + effect + noise,
+                "loss_50": 0.5,
+                "psnr": 18.0 + noise,
+                "epoch": 70.0,
+            }
+            change(arm, seed, numbers)
+            run = folder / "runs" / f"{arm}-{seed}"
+            if (arm, seed) not in left_out:
+                write_losses(run, level=0.5 + 0.1 * seed)
+                commands = (f"mae pretrain --out {arm}-{seed} --seed {seed}", f"mae evaluate {arm}-{seed}")
+                runs.append(
+                    RunResult(arm=arm, seed=seed, folder=run, numbers=numbers, commands=commands, seconds=100.0)
+                )
+    return StudyResult(
+        name="compare",
+        question="Does it help?",
+        reference=next(iter(effects)),
+        arms=tuple(
+            Arm(
+                name=arm,
+                what=f"{arm} in words",
+                options={"depth": 4, "width": 8 if effect else 6},
+                place=places[arm] if places else None,
+            )
+            for arm, effect in effects.items()
+        ),
+        seeds=tuple(seeds),
+        metrics=METRICS,
+        runs=tuple(runs),
+        facts=(("data", "12 images"), ("versions", "torch 2")),
+        notes=("A note for readers.",),
+        axis="mask ratio",
+    )

@@ -1,0 +1,178 @@
+"""What the arms of a study share and where they differ."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mae
+from mae.cli.pretrain import parse
+from mae.config import PretrainConfig
+from mae.errors import UsageError
+from mae.experiments.compare import Compare, parts
+from mae.experiments.decoder_depth import DecoderDepth
+from mae.experiments.job import Job, Judgement
+from mae.experiments.mask_ratio import MaskRatio
+from mae.experiments.plan import Bed, Study, as_flags, commands, differing
+from mae.experiments.run import _told_apart
+from mae.experiments.target import Target
+from mae.models.zoo import build_model
+from mae.pretraining.settle import settle
+from mae.recipes import recipe_config
+from mae.recipes.improved import improved
+
+
+def bed(recipe: str = "default", **given: Any) -> Bed:
+    def find(name: str) -> PretrainConfig:
+        return recipe_config(name).override({**given, "source": "builtin:digits"})
+
+    return Bed(base=find(recipe), given=frozenset(given), find=find, finetune_epochs=2.0)
+
+
+def configs(study: Study) -> dict[str, PretrainConfig]:
+    return {arm.name: config for arm, config in zip(study.arms, study.configs, strict=True)}
+
+
+def test_the_parts_are_the_whole():
+    assert list(parts()) == ["curriculum", "laplacian", "uniformity"]
+    together = {name: value for options in parts().values() for name, value in options.items()}
+    whole = improved().to_json()
+    assert together == {
+        "mask_schedule": "linear", "mask_start": 0.5, "mask_warmup": 5.0, "laplacian": 0.05, "uniformity": 0.01
+    }  # fmt: skip
+    assert all(whole[name] == value for name, value in together.items())
+
+
+def test_original_and_improved_differ_in_the_three_additions_alone():
+    study = Compare().study(bed())
+    assert differing(configs(study)).keys() == {"mask_schedule", "laplacian", "uniformity"}
+    assert replace(configs(study)["improved"], recipe="improved") == replace(improved(), source="builtin:digits")
+
+
+def test_an_ablation_turns_on_one_part_at_a_time():
+    found = configs(Compare(ablate=True).study(bed()))
+    assert list(found) == ["original", "improved", "curriculum", "laplacian", "uniformity"]
+    for name in ("curriculum", "laplacian", "uniformity"):
+        pair = {"original": found["original"], name: found[name]}
+        assert differing(pair).keys() == {"mask_schedule" if name == "curriculum" else name}
+
+
+def test_the_original_is_plain_whatever_the_recipe():
+    found = configs(Compare().study(bed("improved")))
+    assert found["original"].laplacian == 0 and found["original"].mask_schedule == "const"
+    assert found["improved"].laplacian == 0.05
+
+
+def test_a_given_strength_holds_where_the_part_is_on():
+    found = configs(Compare(ablate=True).study(bed(laplacian=0.2, mask_warmup=1.0)))
+    assert [config.laplacian for config in found.values()] == [0, 0.2, 0, 0.2, 0]
+    assert found["curriculum"].mask_warmup == 1.0
+
+
+def test_any_recipe_is_an_arm():
+    found = configs(Compare(arms=("default", "cifar10")).study(bed(batch_size=64)))
+    assert {config.batch_size for config in found.values()} == {64}
+    assert differing(found)["lr"] == {"default": 1e-3, "cifar10": 2e-3}
+
+
+def test_arms_that_are_the_same_run_are_refused():
+    with pytest.raises(UsageError, match="original and default are the same run"):
+        _told_apart(Compare(arms=("original", "default")).study(bed()))
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "values"),
+    [
+        (MaskRatio(ratios=(0.25, 0.9)), "mask_ratio", [0.25, 0.9]),
+        (DecoderDepth(depths=(1, 3)), "decoder_depth", [1, 3]),
+        (Target(), "norm_pix_loss", [True, False]),
+    ],
+)
+def test_what_a_study_varies_cannot_be_given(options: Any, option: str, values: list[Any]):
+    study = options.study(bed())
+    assert list(differing(configs(study))) == [option]
+    assert [getattr(config, option) for config in study.configs] == values
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is what this study varies"):
+        options.study(bed(**{option: values[0] if values[0] is not True else False}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (Compare, {"arms": ("original",)}, "expected two different ones"),
+        (Compare, {"arms": ("original", "original")}, "expected two different ones"),
+        (MaskRatio, {"ratios": (0.5,)}, "expected two different ones"),
+        (MaskRatio, {"ratios": (0.5, 1.0)}, "between 0 and 1"),
+        (DecoderDepth, {"depths": (1, 0)}, "each 1 or more"),
+    ],
+)
+def test_arms_that_cannot_be_are_refused(kind: Any, options: dict[str, Any], says: str):
+    with pytest.raises(UsageError, match=says):
+        kind(**options)
+
+
+def test_an_unknown_arm_names_the_nearest():
+    with pytest.raises(UsageError, match="unknown recipe 'improvd'; nearest: improved"):
+        Compare(arms=("original", "improvd")).study(bed())
+
+
+@pytest.mark.parametrize("options", [Compare(ablate=True), MaskRatio(), DecoderDepth(), Target()])
+def test_all_arms_begin_with_the_same_encoder(options: Any, digits: Any):
+    """And with the same decoder, as far as it is the same size."""
+    study = options.study(bed(model="mae_vit_lesson_patch4", img_size=8, patch_size=2))
+    states = []
+    for config in study.configs:
+        _, model_config = settle(config, digits, torch.device("cpu"), mae_world())
+        torch.manual_seed(3)
+        states.append(build_model(model_config).state_dict())
+    for state in states[1:]:
+        assert all(torch.equal(state[name], value) for name, value in states[0].items() if name.startswith("encoder"))
+
+
+def mae_world() -> Any:
+    from mae.training.distributed import World
+
+    return World()
+
+
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    from mae.data.images import load_images
+    from mae.data.sources import open_source
+
+    return load_images(open_source("builtin:digits", data_root=Path("data")), in_chans=None)
+
+
+def test_the_masks_of_arms_that_hide_more_hold_those_that_hide_less():
+    model = mae.create_model("mae_vit_lesson_patch4")
+    keys = torch.arange(5)
+    less, more = (model.masking.plan((8, 8), keys, ratio).hidden for ratio in (0.5, 0.75))
+    assert bool((more | ~less).all()) and int(more.sum()) > int(less.sum())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"img_size": (32, 48), "norm_pix_loss": False, "betas": (0.9, 0.99), "lr": 3e-4},
+        {"steps": 7, "base_lr": 1.5e-4, "clip_grad": None, "compile": True},
+        {"mask_schedule": "cosine", "laplacian": 0.05, "loss": "l1", "max_unreadable": 0.01},
+    ],
+    ids=str,
+)
+def test_the_commands_shown_mean_the_same_run(options: dict[str, Any], tmp_path: Path):
+    config = recipe_config("default").override({"source": "builtin:digits", **options, "out": tmp_path, "seed": 2})
+    judgement = Judgement(protocol="knn", options={"ks": [20], "comparators": False})
+    job = Job(
+        arm="a", seed=2, folder=tmp_path, data="builtin:digits", data_root=Path("data"), device="cpu",
+        judgements=(judgement,), config=config.to_json(),
+    )  # fmt: skip
+    train, judge = commands(job, recipe_config("default"))
+    assert train.startswith("mae pretrain builtin:digits ")
+    assert parse(train.split()[2:])[0] == config
+    assert judge == f"mae evaluate knn {tmp_path} --data builtin:digits --ks 20 --no-comparators --seed 2"
+
+
+def test_flags_of_what_is_absent():
+    assert as_flags("clip_grad", None) == ["--clip-grad", "None"] and as_flags("compile", False) == ["--no-compile"]

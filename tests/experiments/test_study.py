@@ -1,0 +1,186 @@
+"""Studies carried out: what is done, what is done again, what is refused, what is left behind."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from rich.console import Console
+
+import mae
+from mae.cli import main
+from mae.errors import MAEError, UsageError
+from mae.experiments.features import Features
+from mae.experiments.run import StudyOutcome, run_features, study
+from mae.experiments.runner import Place
+
+pytestmark = pytest.mark.slow
+RUNS = ["original-seed0", "improved-seed0", "original-seed1", "improved-seed1"]
+
+
+def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
+    assert compared.finished and sorted(path.name for path in (compared.folder / "runs").iterdir()) == sorted(RUNS)
+    assert [(run.arm, run.seed) for run in compared.result.runs] == [
+        ("original", 0), ("improved", 0), ("original", 1), ("improved", 1)
+    ]  # fmt: skip
+    for run in compared.result.runs:
+        measured = {"linear_probe", "knn", "psnr", "psnr_told", "ssim", "laplacian", "loss", "seconds"}
+        assert measured <= run.numbers.keys() and "finetune" not in run.numbers
+
+
+def test_the_arms_are_what_they_are_called(compared: StudyOutcome):
+    terms = {
+        run.arm: json.loads((run.folder / "summary.json").read_text())["terms"].keys() for run in compared.result.runs
+    }
+    assert terms == {
+        "original": {"reconstruction"}, "improved": {"reconstruction", "laplacian", "uniformity"}
+    }  # fmt: skip
+
+
+def test_a_seed_decides_everything_but_what_is_tried(compared: StudyOutcome, tmp_path: Path):
+    """The commands shown give the same weights again, and the same judgement."""
+    run = compared.result.runs[1]
+    train, knn, *_ = (shlex.split(command)[1:] for command in run.commands)
+    again = str(tmp_path / "again")
+    train[train.index("--out") + 1] = knn[2] = again
+    assert main(train) == 0
+    first, second = mae.load(run.folder).state_dict(), mae.load(again).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert main(knn) == 0
+    found = json.loads((tmp_path / "again" / "evaluation" / "knn.json").read_text())
+    assert found["result"]["this model"]["mean"]["20"]["top1"] == run.numbers["knn"]
+
+
+def test_seeds_differ(compared: StudyOutcome):
+    first, second = (mae.load(compared.folder / "runs" / name).state_dict() for name in RUNS[::2])
+    assert not torch.equal(first["encoder.norm.weight"], second["encoder.norm.weight"])
+
+
+def test_the_report_answers_and_shows_how(compared: StudyOutcome):
+    assert compared.report == compared.folder / "report.html"
+    page = compared.report.read_text()
+    for expected in (
+        "Is improved better than original",
+        "not judged",
+        "random weights",
+        "--laplacian 0.05",
+        "data:image",
+    ):
+        assert expected in page
+    assert "http" not in page.replace("http-equiv", "")
+    record = json.loads((compared.folder / "result.json").read_text())
+    assert len(record["runs"]) == 4
+
+
+def test_what_is_done_is_not_done_again(compared: StudyOutcome, labelled: Path):
+    def written() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (compared.folder / "runs").rglob("*") if path.is_file()}
+
+    before = written()
+    again = study("compare", labelled, out=compared.folder, seeds=2, **TINY)
+    assert written() == before and again.finished and again.result.runs == compared.result.runs
+
+
+def test_another_study_in_the_folder_is_refused(compared: StudyOutcome, labelled: Path):
+    with pytest.raises(UsageError, match=r"run original-seed0 differs: batch_size was 15, is now 20\."):
+        study("compare", labelled, out=compared.folder, seeds=2, **{**TINY, "batch_size": 20})
+
+
+def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Path):
+    out = tmp_path / "study"
+    for changes, says in (
+        ({"mask_warmup": 5.0}, r"--mask-warmup\) is 5 epochs, but the whole run has 2 epochs"),
+        ({"data": str(tmp_path)}, "holds no images"),
+        ({"seeds": 0}, "one seed or more"),
+        ({"sedes": 3}, "unknown option 'sedes'"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            study("compare", labelled, out=out, **{**TINY, **changes})
+        assert not out.exists()
+    out.mkdir()
+    (out / "letter.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds no study"):
+        study("compare", labelled, out=out, **TINY)
+
+
+def test_models_beside_each_other_and_beside_what_must_be_beaten(
+    compared: StudyOutcome, labelled: Path, tmp_path: Path
+):
+    runs = [str(compared.folder / "runs" / name) for name in RUNS[:2]]
+    missing = str(tmp_path / "missing")
+
+    def beside(*models: str) -> StudyOutcome:
+        return run_features(
+            Features(models=models), data=str(labelled), data_root=Path("data"), out=tmp_path / "features",
+            device="cpu", console=Console(quiet=True),
+        )  # fmt: skip
+
+    with pytest.raises(MAEError, match=r"1 of 2 runs failed: model1-seed0\. model1-seed0 said: error: .*missing"):
+        beside(runs[0], missing)
+    assert Place(root=tmp_path / "features", name="model0-seed0").finished  # what could be done is done
+    found = beside(runs[0])
+    assert [run.arm for run in found.result.runs] == [runs[0], "random weights", "raw pixels"]
+    expected = compared.result.runs[0].numbers
+    assert found.result.runs[0].numbers["knn"] == expected["knn"]
+    assert found.result.runs[0].numbers["linear_probe"] == expected["linear_probe"]
+
+
+def start(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for_steps(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or len(path.read_text().splitlines()) < 2:
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path):
+    out = tmp_path / "study"
+    asked = (
+        f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
+        f"--patch-size 2 --batch-size 15 --steps 80 --workers 0 --device cpu --finetune-epochs 0 --out {out}"
+    ).split()
+    process = start(*asked)
+    run = out / "runs" / "ratio0.75-seed0"
+    wait_for_steps(run / "metrics.jsonl", process)
+    os.kill(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 130 and "Ask for the study again" in said
+    assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
+    assert main(asked[1:]) == 0
+    assert (out / "report.html").exists() and (out / "tradeoff.png").exists()
+    whole = mae.pretrain(
+        labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, batch_size=15, steps=80, workers=0,
+        device="cpu", out=tmp_path / "whole", quiet=True,
+    )  # fmt: skip
+    first, second = mae.load(run).state_dict(), whole.load_model().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_whose_study_is_gone_saves_and_ends(labelled: Path, tmp_path: Path):
+    asked = (
+        f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
+        f"--patch-size 2 --batch-size 15 --epochs 5000 --workers 0 --device cpu --out {tmp_path / 'study'}"
+    )
+    process = start(*asked.split())
+    run = tmp_path / "study" / "runs" / "ratio0.75-seed0"
+    wait_for_steps(run / "metrics.jsonl", process)
+    process.kill()
+    process.wait()
+    wait = time.monotonic() + 60
+    while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < wait:
+        time.sleep(0.1)
+    assert list((run / "checkpoints").glob("step-*"))

@@ -1,0 +1,216 @@
+"""The page of a study: the answer first, nothing missing, and no study too small or too broken for it."""
+
+import json
+from math import nan
+
+import pytest
+from fake_study import fake_study, write_losses
+from PIL import Image
+
+from mae.errors import MAEError
+from mae.experiments import page
+from mae.experiments.page import write_report
+from mae.experiments.verdict import caveat, differences, sentence
+from mae.report.page import Section
+
+
+@pytest.fixture
+def sections(monkeypatch) -> dict[str, Section]:
+    """The page's parts by their title, in order, and still a file."""
+    found: dict[str, Section] = {}
+    original = page.write_page
+
+    def write(path, **parts):
+        found.update({section.title: section for section in parts["sections"]})
+        found["facts"] = dict(parts["facts"])
+        original(path, **parts)
+
+    monkeypatch.setattr(page, "write_page", write)
+    return found
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What each loss plot was drawn of."""
+    found: list = []
+    original = page.draw_lines
+    monkeypatch.setattr(page, "draw_lines", lambda drawn, **rest: (found.append(drawn), original(drawn, **rest)))
+    return found
+
+
+def cells(section: Section) -> list[tuple[str, ...]]:
+    return [tuple(cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row) for row in section.rows]
+
+
+def test_the_answer_comes_first_and_everything_follows(tmp_path, sections):
+    Image.new("RGB", (8, 8)).save(tmp_path / "same.png")
+    study = fake_study(tmp_path, effects={"original": 0.0, "improved": 0.02})
+    written = write_report(study, folder=tmp_path / "new", pictures={"The same images": [tmp_path / "same.png"]})
+    assert written == tmp_path / "new" / "report.html" and "data:image/png" in written.read_text()
+    assert [title for title in sections if title != "facts"] == [
+        "Answer", "All metrics", "How to read this", "The same images", "Loss in training", "Time",
+        "What each arm changes", "Set-up", "Every run", "To do the same",
+    ]  # fmt: skip
+    assert sections["facts"]["question"] == "Does it help?" and sections["facts"]["runs"] == "6 of 6 runs done"
+    found = differences(study)
+    said = [
+        sentence(metric, found[metric.name, "improved"], arm="improved", reference="original")
+        for metric in study.metrics
+        if metric.better
+    ]
+    assert sections["Answer"].text.split("\n• ") == ["improved against original", *said]
+    assert sections["How to read this"].text.split("\n\n") == [caveat(study), "A note for readers."]
+    assert cells(sections["Set-up"]) == [("data", "12 images"), ("versions", "torch 2")]
+
+
+def test_every_metric_stands_beside_the_reference(tmp_path, sections):
+    def change(arm, seed, numbers):
+        numbers |= {"probe": 0.4 + 0.01 * seed + (0.02 + 0.001 * seed if arm == "b" else 0), "loss_50": 0.5}
+        numbers["epoch"] = 70.0 - (20 + seed if arm == "b" else 0)
+        numbers["psnr"] = 18.0
+
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1}, change=change)
+    write_report(study, folder=tmp_path)
+    table = sections["All metrics"]
+    assert cells(table) == [
+        ("linear probe, top-1, %", "a", "41.0 ± 1.0", "3", "–", "–", "reference"),
+        ("higher is better", "b", "43.1 ± 1.1", "3", "+2.1", "+1.9 to +2.3", "better"),
+        ("loss at 50 %", "a", "0.500 ± 0.0", "3", "–", "–", "reference"),
+        ("", "b", "0.500 ± 0.0", "3", "0.0", "0.0 to 0.0", "identical"),
+        ("PSNR, dB", "a", "18.00 ± 0.00", "3", "–", "–", "reference"),
+        ("higher is better", "b", "18.00 ± 0.00", "3", "0.00", "0.00 to 0.00", "identical"),
+        ("time per epoch, s", "a", "70.0 ± 0.0", "3", "–", "–", "reference"),
+        ("lower is better", "b", "49.0 ± 1.0", "3", "-21", "-23 to -19", "better"),
+    ]
+    assert table.marks == {"better": "good", "worse": "bad"}
+    assert cells(sections["Time"]) == [
+        ("time per epoch, s", "a", "70.0 ± 0.0", "1.00 ± 0.00"), ("", "b", "49.0 ± 1.0", "0.70 ± 0.01"),
+        ("whole job with its evaluations, s", "a", "100 ± 0.0", "1.00 ± 0.00"), ("", "b", "100 ± 0.0", "1.00 ± 0.00"),
+    ]  # fmt: skip
+    assert cells(sections["Every run"])[3:5] == [
+        ("b", "0", "42.0", "0.500", "18.00", "50.0"), ("b", "1", "43.1", "0.500", "18.00", "49.0"),
+    ]  # fmt: skip
+
+
+def test_only_options_that_differ_are_shown_and_every_command(tmp_path, sections):
+    write_report(fake_study(tmp_path, effects={"a": 0.0, "b": 0.1}, seeds=[3]), folder=tmp_path)
+    changes = sections["What each arm changes"]
+    assert (changes.header, changes.rows) == (("option", "a", "b"), [("width", "6", "8")])
+    assert changes.text == "a: a in words\n\nb: b in words"
+    assert sections["To do the same"].commands == [
+        "# a, seed 3", "mae pretrain --out a-3 --seed 3", "mae evaluate a-3",
+        "", "# b, seed 3", "mae pretrain --out b-3 --seed 3", "mae evaluate b-3",
+    ]  # fmt: skip
+
+
+def test_many_comparisons_are_answered_in_short(tmp_path, sections):
+    effects = {"a": 0.0, "b": 0.02, "c": -0.02, "d": 0.03, "e": 0.0, "f": 0.0}
+    write_report(fake_study(tmp_path, effects=effects), folder=tmp_path)
+    parts = sections["Answer"].text.split("\n\n")
+    assert [part.split("\n")[0] for part in parts] == [f"{arm} against a" for arm in "bcdef"]
+    assert parts[0].split("\n")[1].startswith("• better: linear probe, top-1 (+2.0 points)")
+    assert parts[1].split("\n")[1].startswith("• worse: linear probe, top-1 (-2.0 points)")
+    assert all(part.count("PSNR") == part.count("time per epoch") == 1 for part in parts)
+
+
+def test_a_study_on_its_way_says_so(tmp_path, sections):
+    left_out = [("b", 1), ("b", 2), ("a", 2)]
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.02}, left_out=left_out)
+    write_report(study, folder=tmp_path)
+    assert sections["facts"]["runs"] == "3 of 6 runs done: the study is not finished"
+    assert sections["Answer"].text.startswith("3 of 6 runs done")
+    assert "no verdict: one seed" in sections["Answer"].text
+    assert len(sections["Every run"].rows) == 3
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_nothing_done_one_seed_and_one_arm_still_make_a_page(tmp_path, sections, seeds):
+    effects = {"a": 0.0, "b": 0.02}
+    nothing = fake_study(tmp_path, effects=effects, seeds=seeds, left_out=[(a, s) for a in effects for s in seeds])
+    write_report(nothing, folder=tmp_path / "nothing")
+    assert "Loss in training" not in sections and "To do the same" not in sections
+    assert not (tmp_path / "nothing" / "losses.png").exists()
+    write_report(fake_study(tmp_path, effects=effects, seeds=seeds), folder=tmp_path / "seeds")
+    assert ("no verdict: one seed" in sections["Answer"].text) == (len(seeds) == 1)
+    write_report(fake_study(tmp_path, effects={"a": 0.0}, seeds=seeds), folder=tmp_path / "arm")
+    assert sections["Answer"].text == "One arm: nothing is compared."
+
+
+def test_what_was_not_measured_and_what_is_not_finite_is_said(tmp_path, sections):
+    def change(arm, seed, numbers):
+        if arm == "b":
+            del numbers["probe"]
+        if (arm, seed) == ("a", 1):
+            numbers["epoch"] = nan
+
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1}, change=change)
+    write_report(study, folder=tmp_path)
+    assert cells(sections["All metrics"])[1] == (
+        "higher is better", "b", "–", "0", "–", "–", "no verdict: no seed in common",
+    )  # fmt: skip
+    assert "Not finite and left out: time per epoch of a, seed 1." in sections["How to read this"].text
+    assert cells(sections["All metrics"])[6][3] == "2"
+    assert cells(sections["Every run"])[3][2] == "–" and cells(sections["Every run"])[1][5] == "nan"
+    kept = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert kept["runs"][1]["numbers"]["epoch"] is None
+
+
+def test_the_json_holds_what_the_page_says(tmp_path):
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.02})
+    write_report(study, folder=tmp_path)
+    kept = json.loads((tmp_path / "result.json").read_text())
+    assert [run["numbers"] for run in kept["runs"]] == [dict(run.numbers) for run in study.runs]
+    found = differences(study)["probe", "b"]
+    [entry] = [entry for entry in kept["differences"] if (entry["metric"], entry["arm"]) == ("probe", "b")]
+    assert (entry["mean"], entry["low"], entry["high"]) == (found.mean, found.low, found.high)
+    assert (entry["pairs"], entry["verdict"]) == (3, "better") and "better by 2.0 points" in entry["sentence"]
+    assert len(kept["means"]) == 8 and kept["means"][0]["count"] == 3 and kept["caveat"] == caveat(study)
+
+
+def test_the_loss_is_the_reconstruction_term_averaged_over_seeds(tmp_path, lines):
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1})
+    # Logged at other places, and no further than 300.
+    write_losses(study.runs[1].folder, level=0.6, samples=(50, 100, 300))
+    (study.runs[4].folder / "metrics.jsonl").unlink()
+    write_report(study, folder=tmp_path)
+    [[first, second]] = lines
+    assert (first.label, second.label) == ("a", "b")
+    assert first.x == [100, 200, 300] and second.x == [100, 200, 300, 400]
+    # At 200 the second seed lies between its values at 100 and 300.
+    values = [0.5 + 0.5, (0.6 + 1 + 0.6 + 1 / 3) / 2, 0.7 + 0.5]
+    mean = sum(values) / 3
+    deviation = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+    assert first.y[1] == pytest.approx(mean)
+    assert (first.band[0][1], first.band[1][1]) == pytest.approx((mean - deviation, mean + deviation))
+    assert second.y[0] == pytest.approx((1.5 + 1.7) / 2)
+
+
+def test_arms_with_places_get_a_plot_of_quality_and_time(tmp_path, sections, monkeypatch):
+    drawn: list = []
+    original = page.draw_tradeoff
+    monkeypatch.setattr(page, "draw_tradeoff", lambda panels, **rest: (drawn.append(panels), original(panels, **rest)))
+    places = {"a": 0.75, "b": 0.5, "c": 0.9}
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1, "c": 0.1}, places=places, left_out=[("b", 1)])
+    write_report(study, folder=tmp_path)
+    [[shares, decibels, seconds]] = drawn
+    assert [line.label for panel in drawn[0] for line in panel.series] == [
+        "linear probe, top-1", "PSNR", "time per epoch",
+    ]  # fmt: skip
+    points = shares.series[0].points
+    assert list(points) == [0.75, 0.5, 0.9]
+    assert points[0.5] == pytest.approx([100 * study.values("probe", "b")[seed] for seed in (0, 2)])
+    assert (shares.show(44.46), decibels.show(18.123), seconds.show(70.04)) == ("44.5 %", "18.12 dB", "70.0 s")
+    assert (shares.from_zero, seconds.from_zero) == (False, True)
+    assert sections["Quality and speed over mask ratio"].pictures == [tmp_path / "tradeoff.png"]
+
+
+def test_arms_without_places_get_none(tmp_path, sections):
+    write_report(fake_study(tmp_path, effects={"a": 0.0, "b": 0.1}), folder=tmp_path)
+    assert not (tmp_path / "tradeoff.png").exists() and not any("Quality" in title for title in sections)
+
+
+def test_a_missing_picture_is_an_error_that_names_it(tmp_path):
+    study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1})
+    with pytest.raises(MAEError, match="gone.png"):
+        write_report(study, folder=tmp_path / "out", pictures={"s": [tmp_path / "gone.png"]})
+    assert not (tmp_path / "out" / "report.html").exists()
