@@ -41,10 +41,15 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shortened(args: list[str]) -> list[str]:
-    """The same command for two steps, on a run that is there."""
+    """The same command for two steps, on a run that is there; a study with one seed."""
     args = [{"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}.get(arg, arg) for arg in args]
+    tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
+    if args[:2] == ["study", "compare"]:
+        return [*args, *tiny, "--mask-warmup", "0.1", "--seeds", "1", "--finetune-epochs", "0"]
     if args[0] != "pretrain" or "--resume" in args or "--help" in args:
         return args
+    if "improved" in args:
+        args = [*args, "--model", "mae_vit_lesson_patch4", "--mask-warmup", "0.1"]
     if "--epochs" in args:
         at = args.index("--epochs")
         args = args[:at] + args[at + 2 :]

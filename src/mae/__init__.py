@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mae.evaluation.pictures import reconstruct as reconstruct
     from mae.evaluation.record import Evaluation as Evaluation
     from mae.evaluation.run import evaluate as evaluate
+    from mae.experiments.run import study as study
     from mae.models.config import ModelConfig as ModelConfig
     from mae.models.decoder import MAEDecoder as MAEDecoder
     from mae.models.encoder import Features as Features
@@ -44,6 +45,7 @@ _WHERE = {
     "reconstruct": "mae.evaluation.pictures",
     "Evaluation": "mae.evaluation.record",
     "evaluate": "mae.evaluation.run",
+    "study": "mae.experiments.run",
     "ModelConfig": "mae.models.config",
     "MAEDecoder": "mae.models.decoder",
     "Features": "mae.models.encoder",

@@ -8,6 +8,7 @@ import tyro
 
 from mae.cli.pretrain import INTERRUPTED, given_options, named_recipe
 from mae.config import Device, PretrainConfig
+from mae.options import shown
 from mae.recipes import recipe_config
 from mae.records import check_known
 
@@ -79,7 +80,7 @@ def _features(args: list[str]) -> int:
     def study(
         models: Annotated[tuple[str, ...], tyro.conf.Positional],
         data: str,
-        out: Path | None = None,
+        out: Annotated[Path | None, shown("one under runs/", "DIR")] = None,
         data_root: Path = Path("data"),
         device: Device = "auto",
     ) -> tuple[Features, dict[str, object]]:
@@ -88,7 +89,7 @@ def _features(args: list[str]) -> int:
         Args:
             models: run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH.
             data: labelled images to judge on.
-            out: the study's folder (default: one under runs/).
+            out: the study's folder.
             data_root: where sets known by name are kept.
             device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
         """

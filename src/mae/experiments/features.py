@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mae.errors import UsageError
-from mae.experiments.job import Judgement
+from mae.experiments.job import NEIGHBOURS, Judgement
 from mae.experiments.plan import KNN, LINEAR_PROBE, Study
 from mae.experiments.results import Arm
 
@@ -31,7 +31,7 @@ class Features:
             arms=tuple(Arm(name=model, what="frozen features", options={}) for model in self.models),
             configs=(),
             judgements=(
-                Judgement(protocol="knn", options={"ks": [20]}),
+                Judgement(protocol="knn", options={"ks": [NEIGHBOURS]}),
                 Judgement(protocol="linear_probe", options={}),
             ),
             metrics=(KNN, LINEAR_PROBE),

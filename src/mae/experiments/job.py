@@ -184,24 +184,26 @@ def _protocol(judgement: Judgement) -> Any:
 
 
 def read_numbers(record: Evaluation) -> dict[str, float]:
-    """The numbers of one evaluation that studies compare, by name."""
+    """The numbers of one evaluation that studies compare, by name; what could not be measured is absent."""
     result = record.result
+    found: dict[str, float | None]
     match record.protocol:
         case "knn" | "linear_probe":
-            return {record.protocol: _accuracy(record.protocol, result[THIS_MODEL])}
+            found = {record.protocol: _accuracy(record.protocol, result[THIS_MODEL])}
         case "finetune":
-            return {"finetune": result["top1"]}
+            found = {"finetune": result["top1"]}
         case "reconstruction":
-            quality = {name: result["model"][name] for name in ("mse", "psnr", "ssim", "laplacian")}
+            found = {name: result["model"][name] for name in ("mse", "psnr", "ssim", "laplacian")}
             if "with_true_statistics" in result:
-                quality["psnr_told"] = result["with_true_statistics"]["psnr"]
-            return {name: value for name, value in quality.items() if value is not None}
-    raise ValueError(f"nothing is read of {record.protocol}")
+                found["psnr_told"] = result["with_true_statistics"]["psnr"]
+        case _:
+            raise ValueError(f"nothing is read of {record.protocol}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_yardsticks(record: Evaluation) -> dict[str, float]:
     """What must be beaten, by the protocol and who reached it: `knn, raw pixels`."""
-    found = {}
+    found: dict[str, float | None] = {}
     if record.protocol in ("knn", "linear_probe"):
         others = {who: features for who, features in record.result.items() if who != THIS_MODEL}
         found = {f"{record.protocol}, {who}": _accuracy(record.protocol, it) for who, it in others.items()}
@@ -212,10 +214,11 @@ def read_yardsticks(record: Evaluation) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _accuracy(protocol: str, features: Mapping[str, Any]) -> float:
+def _accuracy(protocol: str, features: Mapping[str, Any]) -> float | None:
+    """Top-1 of the feature that is read; None where there are fewer training images than neighbours."""
     name = next((name for name in FEATURES if name in features), next(iter(features)))
-    found = features[name]
-    return (found[str(NEIGHBOURS)] if protocol == "knn" else found)["top1"]
+    found = features[name][str(NEIGHBOURS)] if protocol == "knn" else features[name]
+    return None if found is None else found["top1"]
 
 
 def main(spec: Path, result: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.errors import UsageError
-from mae.experiments.job import Job, Judgement
+from mae.experiments.job import NEIGHBOURS, Job, Judgement
 from mae.experiments.results import Arm, Metric
 
 LINEAR_PROBE = Metric(name="linear_probe", title="linear probe, top-1", better="higher", kind="share")
@@ -78,7 +78,7 @@ class Bed:
     def judgements(self, *reconstructions: Judgement) -> tuple[Judgement, ...]:
         """k-NN, linear probe, pictures, and fine-tuning where it was asked for."""
         cheap = (
-            Judgement(protocol="knn", options={"ks": [20]}),
+            Judgement(protocol="knn", options={"ks": [NEIGHBOURS]}),
             Judgement(protocol="linear_probe", options={}),
             *(reconstructions or (Judgement(protocol="reconstruction", options={}),)),
         )

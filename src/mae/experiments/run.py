@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
@@ -24,6 +24,7 @@ from mae.experiments.plan import Bed, Study, commands, differing
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.runner import Place, run_jobs, write_specs
 from mae.masking.random import RandomMasking
+from mae.options import shown
 from mae.pretraining.parts import FIXED_EPOCH, NUM_PANEL_IMAGES, readable
 from mae.pretraining.run import load
 from mae.pretraining.settle import settle, total_steps
@@ -54,8 +55,8 @@ class Request:
         UsageError: no seed, or fine-tuning of a negative length.
     """
 
-    data: str | None = None
-    """Labelled images to judge on; None: the source itself."""
+    data: Annotated[str | None, shown("the source itself", "LABELLED")] = None
+    """Labelled images to judge on."""
     seeds: int = 3
     """Runs of each arm; the first takes --seed, the next ones those after it."""
     finetune_epochs: float = 5.0
