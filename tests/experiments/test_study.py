@@ -31,7 +31,7 @@ def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
         ("original", 0), ("improved", 0), ("original", 1), ("improved", 1)
     ]  # fmt: skip
     for run in compared.result.runs:
-        measured = {"linear_probe", "knn", "psnr", "psnr_told", "ssim", "laplacian", "loss", "seconds"}
+        measured = {"linear_probe", "knn", "psnr", "psnr_told", "ssim", "laplacian", "loss", "epoch_seconds"}
         assert measured <= run.numbers.keys() and "finetune" not in run.numbers
 
 
@@ -147,7 +147,7 @@ def wait_for_steps(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path):
+def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "study"
     asked = (
         f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
@@ -160,7 +160,10 @@ def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path):
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 130 and "Ask for the study again" in said
     assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
+    capsys.readouterr()
     assert main(asked[1:]) == 0
+    said = capsys.readouterr().out
+    assert "no verdict: one seed" in said and "mean ± deviation" in said and "Look at" in said
     assert (out / "report.html").exists() and (out / "tradeoff.png").exists()
     whole = mae.pretrain(
         labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, batch_size=15, steps=80, workers=0,

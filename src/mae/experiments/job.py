@@ -125,7 +125,6 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         found["yardsticks"] |= read_yardsticks(record)
         found |= {"judged": number + 1, "seconds": time.monotonic() - began}
         write_json(result, found)
-    found["numbers"] |= _training_numbers(job)
     found |= {"finished": True, "seconds": time.monotonic() - began}
     write_json(result, found)
     return True
@@ -151,17 +150,6 @@ def _train(job: Job, console: Console) -> bool:
     assert job.config is not None
     config = replace(PretrainConfig.from_json(job.config), out=job.folder)
     return run_pretraining(config, given=(), resume=folder.holds_run, console=console).finished
-
-
-def _training_numbers(job: Job) -> dict[str, float]:
-    if job.config is None:
-        return {}
-    summary = read_json(RunFolder(job.folder).summary)
-    return {
-        "loss": summary["terms"]["reconstruction"],
-        "seconds": summary["seconds"],
-        "images_per_second": summary["images_per_second"],
-    }
 
 
 def _evaluator(job: Job) -> Evaluator:

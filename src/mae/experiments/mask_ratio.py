@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from mae.errors import UsageError
 from mae.experiments.plan import (
+    EPOCH,
     FEATURES,
     LAPLACIAN,
     PSNR,
-    SECONDS,
     SSIM,
     Bed,
     Judgement,
@@ -56,7 +56,7 @@ class MaskRatio:
                 Judgement(protocol="reconstruction", options={"mask_ratio": _COMMON_RATIO}),
                 Judgement(protocol="reconstruction", options={}, suffix=_OWN),
             ),
-            metrics=bed.metrics(*FEATURES, PSNR, SSIM, LAPLACIAN, own, SECONDS),
+            metrics=bed.metrics(*FEATURES, PSNR, SSIM, LAPLACIAN, own, EPOCH),
             notes=(
                 f"Pictures are judged twice: with {_COMMON_RATIO:.0%} hidden, which compares the arms, and with as "
                 "much hidden as each was trained with, which does not: the more is hidden, the harder the task.",

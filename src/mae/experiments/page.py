@@ -20,7 +20,7 @@ from mae.training.log import loss_rows, read_rows
 _NONE = "–"
 _MAX_SENTENCES = 12  # more of them are a wall, and the table below holds them all
 
-_Differences = Mapping[tuple[str, str], Difference]
+Differences = Mapping[tuple[str, str], Difference]
 
 
 def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Sequence[Path]] | None = None) -> Path:
@@ -43,8 +43,8 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
     found = differences(result)
     page = folder / "report.html"
     sections = [
-        _answer(result, found),
-        _comparison(result, found),
+        answer(result, found),
+        comparison(result, found),
         Section(title="How to read this", text="\n\n".join([caveat(result), *_left_out(result), *result.notes])),
         *_tradeoff(result, folder / "tradeoff.png"),
         *(Section(title=title, pictures=paths) for title, paths in (pictures or {}).items()),
@@ -79,7 +79,7 @@ def _left_out(result: StudyResult) -> list[str]:
     return [f"Not finite and left out: {title} of {arm}, seed {seed}." for arm, seed, title in result.broken()]
 
 
-def _answer(result: StudyResult, found: _Differences) -> Section:
+def answer(result: StudyResult, found: Differences) -> Section:
     """The verdict on each arm: a sentence a metric, or in short where that would be a wall."""
     judged = [metric for metric in result.metrics if metric.better is not None]
     parts = [f"{_progress(result)}. What follows is of those."] if len(result.runs) < result.planned else []
@@ -106,7 +106,7 @@ def _short(metric: Metric, against: Difference) -> str:
     return f"{metric.title} ({metric.gap_digits(against.mean, sign=True)} {metric.gap_unit}".rstrip() + ")"
 
 
-def _comparison(result: StudyResult, found: _Differences) -> Section:
+def comparison(result: StudyResult, found: Differences) -> Section:
     """Each metric in each arm, beside the reference."""
     rows = []
     for metric in result.metrics:
@@ -301,7 +301,7 @@ def _commands(result: StudyResult) -> list[Section]:
     return [Section(title="To do the same", commands=lines[1:])] if lines else []
 
 
-def _as_json(result: StudyResult, found: _Differences) -> dict[str, Any]:
+def _as_json(result: StudyResult, found: Differences) -> dict[str, Any]:
     """The study with its means and verdicts; what is not finite becomes null, which every reader of JSON takes."""
     means = [
         {"metric": metric.name, "arm": arm.name, **asdict(summarise(result.values(metric.name, arm.name).values()))}

@@ -17,9 +17,10 @@ PSNR_TOLD = Metric(name="psnr_told", title="PSNR, told the true patch statistics
 SSIM = Metric(name="ssim", title="SSIM of hidden pixels", better="higher", kind="number")
 LAPLACIAN = Metric(name="laplacian", title="high-frequency error of hidden pixels", better="lower", kind="number")
 LOSS = Metric(name="loss", title="last reconstruction loss in training", better=None, kind="number")
+EPOCH = Metric(name="epoch_seconds", title="time of an epoch", better=None, kind="seconds")
 SECONDS = Metric(name="seconds", title="training time", better=None, kind="seconds")
 
-FEATURES, PICTURES, TRAINING = (LINEAR_PROBE, FINETUNE, KNN), (PSNR, PSNR_TOLD, SSIM, LAPLACIAN), (LOSS, SECONDS)
+FEATURES, PICTURES, TRAINING = (LINEAR_PROBE, FINETUNE, KNN), (PSNR, PSNR_TOLD, SSIM, LAPLACIAN), (LOSS, EPOCH, SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)

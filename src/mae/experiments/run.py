@@ -19,10 +19,11 @@ from mae.data.sources import KNOWN, open_held_out, open_labelled, open_source
 from mae.errors import MAEError, UsageError
 from mae.experiments.features import Features
 from mae.experiments.job import Job, Judgement, job_name
-from mae.experiments.page import write_report
+from mae.experiments.page import answer, comparison, write_report
 from mae.experiments.plan import Bed, Study, commands, differing
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.runner import Place, run_jobs, write_specs
+from mae.experiments.verdict import differences
 from mae.masking.random import RandomMasking
 from mae.options import shown
 from mae.pretraining.parts import FIXED_EPOCH, NUM_PANEL_IMAGES, readable
@@ -32,8 +33,10 @@ from mae.randomness import permutation, sample_keys
 from mae.recipes import recipe_config
 from mae.records import read_json
 from mae.report.comparison import draw_comparison
+from mae.report.tables import show_grid
 from mae.training.device import choose_device
 from mae.training.distributed import World
+from mae.training.run_folder import RunFolder
 
 STUDIES: Mapping[str, str] = {
     "compare": "Compare",
@@ -258,6 +261,7 @@ def _carry_out(
     if result.runs:
         pictures = {} if jobs[0].config is None else _draw(result, jobs, out)
         report = write_report(result, folder=out, pictures=pictures)
+        _show(result, console)
     if failed:
         first, words = next(iter(failed.items()))
         raise MAEError(
@@ -265,6 +269,14 @@ def _carry_out(
             f"(all of it in {Place(root=out, name=first).log}). Ask for the study again to try them again"
         )
     return StudyOutcome(folder=out, finished=finished, report=report, result=result)
+
+
+def _show(result: StudyResult, console: Console) -> None:
+    """Numbers and verdicts, in the terminal."""
+    found = differences(result)
+    table, verdict = comparison(result, found), answer(result, found)
+    show_grid(console, table.title, table.header, table.rows)
+    console.print(f"{table.text}\n\n{verdict.text}", highlight=False, markup=False)
 
 
 def _collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
@@ -275,7 +287,7 @@ def _collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str
             arm=job.arm,
             seed=job.seed,
             folder=job.folder,
-            numbers=found["numbers"],
+            numbers={**found["numbers"], **_of_training(job)},
             commands=commands(job, None if job.config is None else recipe_config(job.config["recipe"])),
             seconds=found["seconds"],
         )
@@ -306,6 +318,19 @@ def _collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str
         notes=notes,
         axis=plan.axis,
     )
+
+
+def _of_training(job: Job) -> dict[str, float]:
+    """What the run's own folder tells; the time of an epoch leaves looks at the run and checkpoints out."""
+    if job.config is None:
+        return {}
+    folder = RunFolder(job.folder)
+    summary, found = read_json(folder.summary), read_json(folder.data)
+    return {
+        "loss": summary["terms"]["reconstruction"],
+        "seconds": summary["seconds"],
+        "epoch_seconds": found["images"] / summary["images_per_second"],
+    }
 
 
 def _with_yardsticks(

@@ -1,6 +1,7 @@
 """Carrying jobs out: one after another, or one a GPU, each in a process of its own."""
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -97,12 +99,15 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
 
     Returns:
         Whether it came to the end (not where a signal stopped it), and by name what jobs that failed said last.
+
+    Raises:
+        UsageError: another process is carrying the study out.
     """
     waiting = [job for job in jobs if not Place(root=root, name=job.name).finished]
     failed: dict[str, str] = {}
     running: dict[int, _Running] = {}
     slots = range(max(1, torch.cuda.device_count()) if jobs and jobs[0].device in ("auto", "cuda") else 1)
-    with StopSignals() as signals, _display(console, root, jobs) as display:
+    with _alone(root), StopSignals() as signals, _display(console, root, jobs) as display:
         while (waiting or running) and not signals.asked:
             for slot in slots:
                 if slot not in running and waiting:
@@ -117,6 +122,26 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
         for job in running.values():
             job.stop()
     return not signals.asked, failed
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Keep a second process from doing the same runs in the same folders."""
+    mark, myself = root / "jobs" / "process.json", psutil.Process()
+    here = {"host": platform.node(), "pid": myself.pid, "began": myself.create_time()}
+    if mark.exists():
+        there = read_json(mark)
+        alive = psutil.pid_exists(there["pid"]) and psutil.Process(there["pid"]).create_time() == there["began"]
+        if there["host"] != here["host"] or alive:
+            raise UsageError(
+                f"process {there['pid']} on {there['host']} is carrying this study out; wait for it, or choose another "
+                f"--out. If it is gone, delete {mark}"
+            )
+    write_json(mark, here)
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
 
 
 class _Running:

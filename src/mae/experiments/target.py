@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mae.experiments.plan import FEATURES, LAPLACIAN, PSNR, PSNR_TOLD, SECONDS, SSIM, Bed, Study
+from mae.experiments.plan import EPOCH, FEATURES, LAPLACIAN, PSNR, PSNR_TOLD, SSIM, Bed, Study
 from mae.experiments.results import Arm
 
 
@@ -26,7 +26,7 @@ class Target:
             arms=arms,
             configs=tuple(map(bed.vary, arms)),
             judgements=bed.judgements(),
-            metrics=bed.metrics(*FEATURES, PSNR, PSNR_TOLD, SSIM, LAPLACIAN, SECONDS),
+            metrics=bed.metrics(*FEATURES, PSNR, PSNR_TOLD, SSIM, LAPLACIAN, EPOCH),
             notes=(
                 "The training losses of the two are in different units and are not compared.",
                 "Pictures of standardised patches need brightness and contrast from elsewhere: here they are estimated "
