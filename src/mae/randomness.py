@@ -14,6 +14,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+FIXED_EPOCH = -1
+"""What is looked at alike again and again, images and masks of pictures, is drawn as in no epoch of any run."""
+
 
 class Stream(IntEnum):
     """What a number is drawn for; two streams of one key share nothing."""

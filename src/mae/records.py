@@ -68,6 +68,11 @@ def write_whole(path: Path, text: str) -> None:
     aside.replace(path)
 
 
+def safe_name(text: str) -> str:
+    """The text as part of a file's name: what is no letter, digit, `-`, `_` or `.` becomes `-`."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
+
+
 def check_known(given: Collection[str], known: Collection[str], *, what: str) -> None:
     """Refuse names that are not known.
 

@@ -61,9 +61,7 @@ def fake_study(
             if (arm, seed) not in left_out:
                 write_losses(run, level=0.5 + 0.1 * seed)
                 commands = (f"mae pretrain --out {arm}-{seed} --seed {seed}", f"mae evaluate {arm}-{seed}")
-                runs.append(
-                    RunResult(arm=arm, seed=seed, folder=run, numbers=numbers, commands=commands, seconds=100.0)
-                )
+                runs.append(RunResult(arm=arm, seed=seed, folder=run, numbers=numbers, commands=commands))
     return StudyResult(
         name="compare",
         question="Does it help?",

@@ -1,5 +1,6 @@
 """What the arms of a study share and where they differ."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import mae
 from mae.cli.pretrain import parse
 from mae.config import PretrainConfig
 from mae.errors import UsageError
+from mae.evaluation.record import Evaluation
 from mae.experiments.compare import Compare, parts
 from mae.experiments.decoder_depth import DecoderDepth
-from mae.experiments.job import Job, Judgement
+from mae.experiments.job import Job, Judgement, feature_read, read_numbers, read_yardsticks
 from mae.experiments.mask_ratio import MaskRatio
 from mae.experiments.plan import Bed, Study, as_flags, commands, differing
 from mae.experiments.run import _told_apart
@@ -28,7 +30,7 @@ def bed(recipe: str = "default", **given: Any) -> Bed:
     def find(name: str) -> PretrainConfig:
         return recipe_config(name).override({**given, "source": "builtin:digits"})
 
-    return Bed(base=find(recipe), given=frozenset(given), find=find, finetune_epochs=2.0)
+    return Bed(base=find(recipe), given=frozenset(given), find=find, finetune_epochs=2.0, labelled=5000)
 
 
 def configs(study: Study) -> dict[str, PretrainConfig]:
@@ -78,8 +80,13 @@ def test_any_recipe_is_an_arm():
 
 
 def test_arms_that_are_the_same_run_are_refused():
-    with pytest.raises(UsageError, match="original and default are the same run"):
-        _told_apart(Compare(arms=("original", "default")).study(bed()))
+    for options, given, says in (
+        (Compare(arms=("original", "default", "improved")), {}, "arms original and default are the same run"),
+        (Compare(ablate=True), {"laplacian": 0.0}, "arms original and laplacian are the same run"),
+        (MaskRatio(ratios=(0.75, 0.7500001)), {}, "have the same name"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            _told_apart(options.study(bed(**given)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_what_a_study_varies_cannot_be_given(options: Any, option: str, values: 
     assert list(differing(configs(study))) == [option]
     assert [getattr(config, option) for config in study.configs] == values
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is what this study varies"):
-        options.study(bed(**{option: values[0] if values[0] is not True else False}))
+        options.study(bed(**{option: values[1]}))
 
 
 @pytest.mark.parametrize(
@@ -155,24 +162,82 @@ def test_the_masks_of_arms_that_hide_more_hold_those_that_hide_less():
 @pytest.mark.parametrize(
     "options",
     [
-        {"img_size": (32, 48), "norm_pix_loss": False, "betas": (0.9, 0.99), "lr": 3e-4},
+        {"img_size": (32, 48), "norm_pix_loss": False, "betas": (0.9, 0.99), "lr": 0.000123456789},
         {"steps": 7, "base_lr": 1.5e-4, "clip_grad": None, "compile": True},
         {"mask_schedule": "cosine", "laplacian": 0.05, "loss": "l1", "max_unreadable": 0.01},
     ],
     ids=str,
 )
 def test_the_commands_shown_mean_the_same_run(options: dict[str, Any], tmp_path: Path):
-    config = recipe_config("default").override({"source": "builtin:digits", **options, "out": tmp_path, "seed": 2})
+    folder, where = tmp_path / "my runs", tmp_path / "my sets"
+    config = recipe_config("default").override(
+        {"source": "cifar10", "data_root": where, **options, "out": folder, "seed": 2}
+    )
     judgement = Judgement(protocol="knn", options={"ks": [20], "comparators": False})
     job = Job(
-        arm="a", seed=2, folder=tmp_path, data="builtin:digits", data_root=Path("data"), device="cpu",
+        arm="a", seed=2, folder=folder, data="cifar10", data_root=where, device="cpu",
         judgements=(judgement,), config=config.to_json(),
     )  # fmt: skip
     train, judge = commands(job, recipe_config("default"))
-    assert train.startswith("mae pretrain builtin:digits ")
-    assert parse(train.split()[2:])[0] == config
-    assert judge == f"mae evaluate knn {tmp_path} --data builtin:digits --ks 20 --no-comparators --seed 2"
+    assert train.startswith("mae pretrain cifar10 ")
+    assert parse(shlex.split(train)[2:])[0] == config
+    assert shlex.split(judge) == [
+        "mae", "evaluate", "knn", str(folder), "--data", "cifar10", "--data-root", str(where), "--ks", "20",
+        "--no-comparators", "--seed", "2", "--device", "cpu",
+    ]  # fmt: skip
 
 
 def test_flags_of_what_is_absent():
     assert as_flags("clip_grad", None) == ["--clip-grad", "None"] and as_flags("compile", False) == ["--no-compile"]
+
+
+def test_a_short_fine_tuning_mixes_nothing():
+    (*_, finetune) = bed(precision="bf16").judgements()
+    assert finetune.protocol == "finetune"
+    assert finetune.options == {
+        "epochs": 2.0, "batch_size": 128, "base_lr": 1e-3, "mixing": False, "precision": "bf16"
+    }  # fmt: skip
+    assert replace(bed(), labelled=60).judgements()[-1].options["batch_size"] == 60
+    assert [judgement.protocol for judgement in replace(bed(), finetune_epochs=0.0).judgements()] == [
+        "knn", "linear_probe", "reconstruction"
+    ]  # fmt: skip
+
+
+def test_plain_pixels_need_not_be_told_statistics():
+    assert "psnr_told" in {metric.name for metric in Compare().study(bed()).metrics}
+    assert "psnr_told" not in {metric.name for metric in Compare().study(bed(norm_pix_loss=False)).metrics}
+
+
+def test_every_arm_is_judged_under_the_same_masks():
+    for options in (Compare(), MaskRatio(), DecoderDepth(), Target()):
+        judged = [j for j in options.study(bed()).judgements if j.protocol == "reconstruction" and not j.suffix]
+        assert [judgement.options for judgement in judged] == [{"mask_ratio": 0.75}]
+
+
+@pytest.mark.parametrize(
+    ("model", "features"),
+    [
+        ("runs/photos", ("mean",)),
+        ("timm:vit_tiny", ("pooled", "cls", "mean")),
+        ("hf:facebook/x", ("cls", "pooled", "mean")),
+    ],
+)
+def test_another_models_own_feature_is_read(model: str, features: tuple[str, ...]):
+    assert feature_read(model) == features
+    found = {"cls": {"top1": 0.1}, "mean": {"top1": 0.2}, "pooled": {"top1": 0.3}}
+    record = Evaluation(
+        protocol="linear_probe", model=model, weights=None, data={}, constants={}, seed=0,
+        result={"this model": found, "raw pixels": {"pixels": {"top1": 0.05}}}, chance=0.1, majority=0.1, pictures={},
+        seconds=0.0, hardware={}, versions={}, finished_at="",
+    )  # fmt: skip
+    assert read_numbers(record) == {"linear_probe": found[features[0]]["top1"]}
+    assert read_yardsticks(record) == {"linear_probe, raw pixels": 0.05, "accuracy, commonest class": 0.1}
+
+
+def test_k_nn_of_too_few_images_is_not_measured():
+    record = Evaluation(
+        protocol="knn", model="run", weights=None, data={}, constants={}, seed=0,
+        result={"this model": {"mean": {"20": None}}}, chance=0.1, majority=None, pictures={}, seconds=0.0,
+        hardware={}, versions={}, finished_at="",
+    )  # fmt: skip
+    assert read_numbers(record) == {}

@@ -1,21 +1,22 @@
 """How jobs are spread over processes and GPUs."""
 
-import json
+import io
 import os
-import platform
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from filelock import FileLock
 from rich.console import Console
 
 from mae.errors import UsageError
 from mae.experiments import runner
-from mae.experiments.job import Job, Judgement, job_name
-from mae.experiments.runner import Place, run_jobs, write_specs
+from mae.experiments.job import STOPPED, Job, Judgement, job_name, main
+from mae.experiments.runner import Place, alone, run_jobs, write_specs
 
 
 def jobs(count: int, labelled: Path, root: Path) -> list[Job]:
@@ -54,7 +55,8 @@ def test_there_is_a_job_on_each_gpu(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     wanted = jobs(2, labelled, tmp_path)
-    write_specs(tmp_path / "study", wanted)
+    with alone(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", wanted)
     finished, failed = run_jobs(tmp_path / "study", wanted, console=Console(quiet=True))
     assert finished and list(failed) == ["model0-seed0", "model1-seed0"]
     assert all("nowhere" in words for words in failed.values())
@@ -63,24 +65,79 @@ def test_there_is_a_job_on_each_gpu(
 
 def test_a_finished_job_is_not_begun(begun: Any, labelled: Path, tmp_path: Path):
     (job,) = jobs(1, labelled, tmp_path)
-    write_specs(tmp_path / "study", [job])
+    with alone(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
     Place(root=tmp_path / "study", name=job.name).result.write_text('{"finished": true}')
     assert run_jobs(tmp_path / "study", [job], console=Console(quiet=True)) == (True, {}) and not begun
 
 
-def test_a_study_is_carried_out_by_one_process_at_a_time(labelled: Path, tmp_path: Path):
-    write_specs(tmp_path / "study", jobs(1, labelled, tmp_path))
-    mark = tmp_path / "study" / "jobs" / "process.json"
-    parent = psutil.Process(os.getppid())
-    alive = {"host": platform.node(), "pid": parent.pid, "began": parent.create_time()}
-    for other in (alive, {**alive, "host": "elsewhere", "began": 0.0}):
-        mark.write_text(json.dumps(other))
-        with pytest.raises(UsageError, match=rf"process {parent.pid} on \S+ is carrying this study out"):
-            run_jobs(tmp_path / "study", [], console=Console(quiet=True))
-        assert mark.exists()
-    mark.write_text(json.dumps({**alive, "began": 0.0}))  # the number was given to another process meanwhile
-    assert run_jobs(tmp_path / "study", [], console=Console(quiet=True)) == (True, {})
-    assert not mark.exists()
+def test_a_study_is_carried_out_by_one_process_at_a_time(tmp_path: Path):
+    with alone(tmp_path / "study", "compare"):
+        code = f"""
+from pathlib import Path
+from mae.errors import UsageError
+from mae.experiments.runner import alone
+try:
+    with alone(Path({str(tmp_path / "study")!r}), "compare"):
+        raise SystemExit("two at a time")
+except UsageError as error:
+    assert "another process is carrying out the study" in str(error)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    with alone(tmp_path / "study", "compare"):
+        pass
+
+
+def test_a_folder_holds_one_study(tmp_path: Path):
+    with alone(tmp_path / "study", "compare"):
+        pass
+    with (
+        pytest.raises(UsageError, match="holds the study compare, this is mask_ratio"),
+        alone(tmp_path / "study", "mask_ratio"),
+    ):
+        pass
+    (tmp_path / "other" / "jobs").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds no study"), alone(tmp_path / "other", "compare"):
+        pass
+
+
+@pytest.mark.slow
+def test_a_job_waits_for_nobody_for_ever(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (job,) = jobs(1, labelled, tmp_path)
+    monkeypatch.setattr("mae.experiments.job._PATIENCE", 0.1)
+    monkeypatch.setattr("mae.experiments.job._stop_with_parent", lambda: None)
+    with alone(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
+    place = Place(root=tmp_path / "study", name=job.name)
+    with FileLock(place.result.with_suffix(".lock")):
+        assert main(place.spec, place.result) == 1
+    assert not place.result.exists()
+
+
+@pytest.mark.parametrize(("code", "failed"), [(0, False), (STOPPED, False), (-15, False), (1, True)])
+def test_a_run_that_could_not_save_when_it_was_stopped_has_failed(
+    code: int, failed: bool, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (job,) = jobs(1, labelled, tmp_path)
+    with alone(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
+
+    class Process:
+        stdin = io.BytesIO()
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self) -> int:
+            return code
+
+    monkeypatch.setattr(runner.subprocess, "Popen", Process)
+    finished, found = run_jobs(tmp_path / "study", [job], console=Console(quiet=True))
+    assert not finished and list(found) == ([job.name] if failed else [])
 
 
 def test_an_arm_named_by_a_path_stays_in_its_folder():

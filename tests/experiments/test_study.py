@@ -16,10 +16,9 @@ from rich.console import Console
 
 import mae
 from mae.cli import main
-from mae.errors import MAEError, UsageError
+from mae.errors import UsageError
 from mae.experiments.features import Features
 from mae.experiments.run import StudyOutcome, run_features, study
-from mae.experiments.runner import Place
 
 pytestmark = pytest.mark.slow
 RUNS = ["original-seed0", "improved-seed0", "original-seed1", "improved-seed1"]
@@ -31,8 +30,18 @@ def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
         ("original", 0), ("improved", 0), ("original", 1), ("improved", 1)
     ]  # fmt: skip
     for run in compared.result.runs:
-        measured = {"linear_probe", "knn", "psnr", "psnr_told", "ssim", "laplacian", "loss", "epoch_seconds"}
-        assert measured <= run.numbers.keys() and "finetune" not in run.numbers
+        measured = {
+            "linear_probe",
+            "finetune",
+            "knn",
+            "psnr",
+            "psnr_told",
+            "ssim",
+            "laplacian",
+            "loss",
+            "epoch_seconds",
+        }
+        assert measured <= run.numbers.keys()
 
 
 def test_the_arms_are_what_they_are_called(compared: StudyOutcome):
@@ -68,12 +77,13 @@ def test_the_report_answers_and_shows_how(compared: StudyOutcome):
     page = compared.report.read_text()
     for expected in (
         "Is improved better than original",
-        "not judged",
-        "random weights",
+        "yardstick: knn, random weights",
         "--laplacian 0.05",
         "data:image",
     ):
         assert expected in page
+    values = [run.numbers["finetune"] for run in compared.result.runs if run.arm == "improved"]
+    assert f"{50 * sum(values):.1f} &#177; " in page  # two seeds, in percent
     assert "http" not in page.replace("http-equiv", "")
     record = json.loads((compared.folder / "result.json").read_text())
     assert len(record["runs"]) == 4
@@ -96,7 +106,10 @@ def test_another_study_in_the_folder_is_refused(compared: StudyOutcome, labelled
 def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Path):
     out = tmp_path / "study"
     for changes, says in (
-        ({"mask_warmup": 5.0}, r"--mask-warmup\) is 5 epochs, but the whole run has 2 epochs"),
+        (
+            {"mask_warmup": 5.0},
+            r"arm improved: the warm-up \(--mask-warmup\) is 5 epochs, but the whole run has 2 epochs",
+        ),
         ({"data": str(tmp_path)}, "holds no images"),
         ({"seeds": 0}, "one seed or more"),
         ({"sedes": 3}, "unknown option 'sedes'"),
@@ -104,6 +117,10 @@ def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Pa
         with pytest.raises(UsageError, match=says):
             study("compare", labelled, out=out, **{**TINY, **changes})
         assert not out.exists()
+    unsettled = {name: value for name, value in TINY.items() if name != "batch_size"}
+    with pytest.raises(UsageError, match=r"the arms differ in --batch-size \(original: 60, demo: 32\)"):
+        study("compare", labelled, out=out, arms=["original", "demo"], **unsettled)
+    assert not out.exists()
     out.mkdir()
     (out / "letter.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds no study"):
@@ -122,14 +139,18 @@ def test_models_beside_each_other_and_beside_what_must_be_beaten(
             device="cpu", console=Console(quiet=True),
         )  # fmt: skip
 
-    with pytest.raises(MAEError, match=r"1 of 2 runs failed: model1-seed0\. model1-seed0 said: error: .*missing"):
+    with pytest.raises(UsageError, match="missing is not there"):
         beside(runs[0], missing)
-    assert Place(root=tmp_path / "features", name="model0-seed0").finished  # what could be done is done
+    assert not (tmp_path / "features").exists()
     found = beside(runs[0])
     assert [run.arm for run in found.result.runs] == [runs[0], "random weights", "raw pixels"]
+    assert ("feature of " + runs[0], "mean") in found.result.facts
     expected = compared.result.runs[0].numbers
     assert found.result.runs[0].numbers["knn"] == expected["knn"]
     assert found.result.runs[0].numbers["linear_probe"] == expected["linear_probe"]
+    again = mae.study("features", labelled, models=[runs[1], runs[0]], out=tmp_path / "features", quiet=True)
+    assert [run.arm for run in again.result.runs][:2] == [runs[1], runs[0]]
+    assert again.result.runs[1].numbers == found.result.runs[0].numbers
 
 
 def start(*command: str) -> subprocess.Popen[bytes]:
@@ -162,9 +183,14 @@ def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path, ca
     assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
     capsys.readouterr()
     assert main(asked[1:]) == 0
-    said = capsys.readouterr().out
-    assert "no verdict: one seed" in said and "mean ± deviation" in said and "Look at" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no verdict: one seed" in said and "All metrics" in said and "Look at" in said
     assert (out / "report.html").exists() and (out / "tradeoff.png").exists()
+    found = json.loads((out / "result.json").read_text())
+    first, second = (run["numbers"] for run in found["runs"])
+    assert first["psnr"] == first["psnr_own"] and second["psnr"] != second["psnr_own"]  # the first hides 75 % itself
+    yardsticks = {name for name, _ in found["facts"] if name.startswith("yardstick: psnr")}
+    assert {"yardstick: psnr, mean_colour", "yardstick: psnr, mean_colour_own"} <= yardsticks
     whole = mae.pretrain(
         labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, batch_size=15, steps=80, workers=0,
         device="cpu", out=tmp_path / "whole", quiet=True,

@@ -1,6 +1,7 @@
 """`mae study NAME SOURCE`."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,14 @@ def run(args: list[str]) -> int:
     return _features(rest) if name == "features" else _training(name, rest)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shared(PretrainConfig):
+    """What all runs of a study are told."""
+
+    out: Annotated[Path | None, shown("one under runs/ named after study and source", "DIR")] = None
+    """The study's folder; a study that was begun there goes on."""
+
+
 def _help() -> str:
     lines = "".join(f"  {name:<14} {what}\n" for name, what in _STUDIES.items())
     return (
@@ -52,20 +61,20 @@ def _training(name: str, args: list[str]) -> int:
     from mae.experiments.run import Request, find_study, run_study
 
     kind, given = find_study(name), given_options(args)
-    default = recipe_config(named_recipe(args)).make_room(given)
+    default = _Shared(**vars(recipe_config(named_recipe(args)).make_room(given)))
 
     def study(
         options: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
         request: Annotated[Request, tyro.conf.arg(name="")],
-        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default,
+        config: Annotated[_Shared, tyro.conf.arg(name="")] = default,
     ) -> tuple[object, Request, PretrainConfig]:
-        return options, request, config
+        return options, request, PretrainConfig(**vars(config))
 
     options, request, config = tyro.cli(
         study,
         args=args,
         prog=f"mae study {name}",
-        description=f"{name}: {_STUDIES[name]}. Options of the runs hold for every arm; --out is the study's folder.",
+        description=f"{name}: {_STUDIES[name]}. Options of the runs hold for every arm.",
     )
     console = Console()
     return _end(run_study(options, request, config, given=frozenset(given), console=console), console)

@@ -16,14 +16,13 @@ from mae.errors import UsageError
 from mae.evaluation.extractors import Extractor, Preprocessing
 from mae.masking.given import plan_from_mask
 from mae.masking.random import RandomMasking
-from mae.randomness import sample_keys
+from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.canvas import visible
 from mae.types import Grid, MaskPlan
 
 Images = str | Path | Tensor | Sequence[str | Path]
 """Image files, or pixel values `[B, C, H, W]`: whole numbers of 8 or 16 bits, or floating point as it is."""
 
-_FIXED_EPOCH = -1  # masks of no epoch of any run
 _TYPES = (torch.uint8, torch.uint16, torch.float32)
 _GREY = (0.1, 0.9)  # of a mask's range: what lies between is neither black nor white
 _MAX_GREY = 0.05  # share of a mask's pixels: soft edges and a JPEG's errors are fewer, a photograph has more
@@ -259,7 +258,7 @@ def _rows(extractor: Extractor, image: GivenImage, number: int, masks: Masks) ->
             # A mask of another size than the image's is taken only where nothing is resized.
             image = without_hole(image, masks.hidden if masks.hidden.shape == image.size else covered)
     else:
-        key = sample_keys(masks.seed, _FIXED_EPOCH, torch.tensor([number]))
+        key = sample_keys(masks.seed, FIXED_EPOCH, torch.tensor([number]))
         strategies = [model.masking if ratio is None else RandomMasking(ratio=ratio) for ratio in masks.ratios]
         plans = [strategy.plan(grid, key) for strategy in strategies]
     pixels = crop_image(image, wanted).unsqueeze(0)

@@ -20,12 +20,11 @@ from mae.evaluation.yardsticks import predict_mean_of_visible, predict_nearest_v
 from mae.layers.patch_embed import patch_grid, patchify, unpatchify
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.options import shown
-from mae.randomness import permutation, sample_keys
+from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.reconstruction import reconstruct
 from mae.types import MaskPlan
 
 _WINDOW = 7  # scikit-image's for SSIM
-_FIXED_EPOCH = -1  # masks of no epoch of any run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +52,13 @@ class Reconstruction:
         if model is None:
             raise UsageError(f"{gallery.extractor.name} has no decoder; reconstruction needs a model of this package")
         images = gallery.images()
-        order = permutation(gallery.seed, _FIXED_EPOCH, len(images.readable))
+        order = permutation(gallery.seed, FIXED_EPOCH, len(images.readable))
         numbers = images.readable[order[: self.count].sort().values]
 
         def masked() -> Iterator[tuple[Tensor, MaskPlan]]:
             batches = normalised_batches(images, wanted, device=gallery.device, numbers=numbers)
             for batch, part in zip(batches, numbers.split(BATCH_SIZE), strict=True):
-                keys = sample_keys(gallery.seed, _FIXED_EPOCH, part).to(gallery.device)
+                keys = sample_keys(gallery.seed, FIXED_EPOCH, part).to(gallery.device)
                 yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys, self.mask_ratio)
 
         data_range = 1.0 if np.issubdtype(images.dtype, np.integer) else _value_range(images, numbers.tolist())

@@ -314,8 +314,7 @@ def usual_folder(spec: Any, extractor: Extractor) -> Path:
         run = next((folder for folder in above if RunFolder(folder).holds_run), None)
         if run is not None:
             return run
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in extractor.name).strip("-.")
-    return Path("runs") / f"evaluate-{name[-60:]}"
+    return Path("runs") / f"evaluate-{records.safe_name(extractor.name).strip('-.')[-60:]}"
 
 
 def _overlap_message(data: LabelledData, pairs: list[tuple[int, int]]) -> str:

@@ -5,12 +5,11 @@ from typing import Any
 
 from mae.config import PretrainConfig
 from mae.errors import UsageError
-from mae.experiments.plan import FEATURES, PICTURES, TRAINING, Bed, Judgement, Study
+from mae.experiments.plan import COMMON_RATIO, FEATURES, PICTURES, TRAINING, Bed, Study
 from mae.experiments.results import Arm
 from mae.recipes.default import default
 from mae.recipes.improved import improved
 
-_COMMON_RATIO = 0.75
 ORIGINAL, IMPROVED = "original", "improved"
 
 
@@ -49,10 +48,10 @@ class Compare:
             question=f"Is {' or '.join(others)} better than {reference}, all else being equal?",
             arms=arms,
             configs=configs,
-            judgements=bed.judgements(Judgement(protocol="reconstruction", options={"mask_ratio": _COMMON_RATIO})),
+            judgements=bed.judgements(),
             metrics=bed.metrics(*FEATURES, *PICTURES, *TRAINING),
             notes=(
-                f"Pictures of all arms are judged with {_COMMON_RATIO:.0%} of the patches hidden, the same ones.",
+                f"Pictures of all arms are judged with {COMMON_RATIO:.0%} of the patches hidden, the same ones.",
                 "An arm that hides less at first sees more patches in those epochs: its training loss there is one of "
                 "an easier task, and its steps cost more.",
             ),

@@ -13,15 +13,17 @@ class Features:
     """Which models are set beside each other; the first is the reference.
 
     Raises:
-        UsageError: one model twice.
+        UsageError: no model, or one twice.
     """
 
     models: tuple[str, ...]
     """Run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH, such as timm:vit_small_patch14_dinov2.lvd142m."""
 
     def __post_init__(self) -> None:
-        if not self.models or len(set(self.models)) < len(self.models):
-            raise UsageError(f"the models are {' '.join(self.models) or 'none'}; expected different ones")
+        if not self.models:
+            raise UsageError("no models are named; give run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH")
+        if len(set(self.models)) < len(self.models):
+            raise UsageError(f"the models are {' '.join(self.models)}; expected each one once")
 
     def study(self) -> Study:
         """The plan: k-NN and the quick probe; random weights and raw pixels come with the first model."""

@@ -10,22 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from mae import records
-from mae.config import PretrainConfig
+from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.errors import MAEError, UsageError
 from mae.evaluation.bench import THIS_MODEL
 from mae.evaluation.record import Evaluation, hardware, versions
-from mae.evaluation.run import Evaluator, find_protocol
+from mae.evaluation.run import Evaluator, Overlap, find_protocol
 from mae.pretraining.run import run_pretraining
 from mae.records import read_json, write_json
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder
 
-FEATURES, NEIGHBOURS = ("mean", "pooled", "cls"), 20
-"""What is read of k-NN and probe: fixed beforehand, so that no arm is shown at its luckiest. Of the features the first
-that the model has."""
+NEIGHBOURS = 20
+"""Of k-NN; fixed beforehand, as the feature is, so that no arm is shown at its luckiest."""
+_OURS, _TIMM, _HF = ("mean",), ("pooled", "cls", "mean"), ("cls", "pooled", "mean")
+
+_PATIENCE = 60.0
+"""Seconds."""
 
 STOPPED = 130
 """The exit code of a job that a signal stopped."""
@@ -57,6 +61,7 @@ class Job:
         data: labelled images to judge on.
         data_root: where sets known by name are kept.
         device: where to compute.
+        overlap: what to do where test images are among the training images.
         judgements: what is measured of the model.
         total_steps: of the training; 0 where nothing is trained.
         config: the training, as JSON; None where a model is there already.
@@ -69,6 +74,7 @@ class Job:
     data: str
     data_root: Path
     device: str
+    overlap: Overlap = "error"
     judgements: tuple[Judgement, ...]
     total_steps: int = 0
     config: dict[str, Any] | None = None
@@ -82,15 +88,14 @@ class Job:
 
 def job_name(arm: str, seed: int) -> str:
     """What the files of an arm's run are called; an arm may be named by a path."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in arm)
-    return f"{safe.strip('.')}-seed{seed}"
+    return f"{records.safe_name(arm).strip('.')}-seed{seed}"
 
 
 def read_job(spec: Path) -> Job:
     """The job in a file.
 
     Raises:
-        UsageError: not such a file.
+        UsageError: no such file, or not a job's.
     """
     return records.from_json(Job, read_json(spec), what="entry of a job")
 
@@ -122,7 +127,7 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         evaluator = evaluator or _evaluator(job)
         record = evaluator.judge(judgement.protocol, _protocol(judgement))
         found["numbers"] |= {f"{name}{judgement.suffix}": value for name, value in read_numbers(record).items()}
-        found["yardsticks"] |= read_yardsticks(record)
+        found["yardsticks"] |= {f"{who}{judgement.suffix}": value for who, value in read_yardsticks(record).items()}
         found |= {"judged": number + 1, "seconds": time.monotonic() - began}
         write_json(result, found)
     found |= {"finished": True, "seconds": time.monotonic() - began}
@@ -149,7 +154,8 @@ def _train(job: Job, console: Console) -> bool:
         return True
     assert job.config is not None
     config = replace(PretrainConfig.from_json(job.config), out=job.folder)
-    return run_pretraining(config, given=(), resume=folder.holds_run, console=console).finished
+    # Of a run that was begun, where and how fast it computes may be another than before.
+    return run_pretraining(config, given=MACHINE_FIELDS - {"out"}, resume=folder.holds_run, console=console).finished
 
 
 def _evaluator(job: Job) -> Evaluator:
@@ -161,7 +167,7 @@ def _evaluator(job: Job) -> Evaluator:
         data_root=job.data_root,
         device=job.device,
         seed=job.seed,
-        overlap="error",
+        overlap=job.overlap,
         console=Console(quiet=True),
     )
 
@@ -177,7 +183,7 @@ def read_numbers(record: Evaluation) -> dict[str, float]:
     found: dict[str, float | None]
     match record.protocol:
         case "knn" | "linear_probe":
-            found = {record.protocol: _accuracy(record.protocol, result[THIS_MODEL])}
+            found = {record.protocol: _accuracy(record, THIS_MODEL)}
         case "finetune":
             found = {"finetune": result["top1"]}
         case "reconstruction":
@@ -193,8 +199,7 @@ def read_yardsticks(record: Evaluation) -> dict[str, float]:
     """What must be beaten, by the protocol and who reached it: `knn, raw pixels`."""
     found: dict[str, float | None] = {}
     if record.protocol in ("knn", "linear_probe"):
-        others = {who: features for who, features in record.result.items() if who != THIS_MODEL}
-        found = {f"{record.protocol}, {who}": _accuracy(record.protocol, it) for who, it in others.items()}
+        found = {f"{record.protocol}, {who}": _accuracy(record, who) for who in record.result if who != THIS_MODEL}
     if record.protocol == "reconstruction":
         found = {f"psnr, {who}": record.result[who]["psnr"] for who in ("mean_colour", "nearest_patch")}
     if record.majority is not None:
@@ -202,10 +207,19 @@ def read_yardsticks(record: Evaluation) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _accuracy(protocol: str, features: Mapping[str, Any]) -> float | None:
+def feature_read(model: str) -> tuple[str, ...]:
+    """Of which feature k-NN and probe are read: the first of these that the model has.
+
+    Ours is the mean of the patch tokens; of another's model its own choice, such as a class token.
+    """
+    return _TIMM if model.startswith("timm:") else _HF if model.startswith("hf:") else _OURS
+
+
+def _accuracy(record: Evaluation, who: str) -> float | None:
     """Top-1 of the feature that is read; None where there are fewer training images than neighbours."""
-    name = next((name for name in FEATURES if name in features), next(iter(features)))
-    found = features[name][str(NEIGHBOURS)] if protocol == "knn" else features[name]
+    features = record.result[who]
+    name = next((name for name in feature_read(record.model) if name in features), next(iter(features)))
+    found = features[name][str(NEIGHBOURS)] if record.protocol == "knn" else features[name]
     return None if found is None else found["top1"]
 
 
@@ -213,7 +227,12 @@ def main(spec: Path, result: Path) -> int:
     """Carry out the job in a file; ends early, saved, when whoever started it is gone or closes its input."""
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        return 0 if carry_out(read_job(spec), result, console=Console(width=200)) else STOPPED
+        # A process that was asked to stop, by a study that is gone, may still be saving.
+        with FileLock(result.with_suffix(".lock"), timeout=_PATIENCE):
+            return 0 if carry_out(read_job(spec), result, console=Console(width=200)) else STOPPED
+    except Timeout:
+        sys.stderr.write("error: another process is at this run; wait for it, or stop it\n")
+        return 1
     except (UsageError, MAEError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, UsageError) else 1

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mae.errors import UsageError
 from mae.experiments.plan import (
+    COMMON_RATIO,
     EPOCH,
     FEATURES,
     LAPLACIAN,
@@ -15,7 +16,6 @@ from mae.experiments.plan import (
 )
 from mae.experiments.results import Arm, Metric
 
-_COMMON_RATIO = 0.75
 _OWN = "_own"
 
 
@@ -52,13 +52,10 @@ class MaskRatio:
             question="How much of an image should be hidden?",
             arms=arms,
             configs=tuple(map(bed.vary, arms)),
-            judgements=bed.judgements(
-                Judgement(protocol="reconstruction", options={"mask_ratio": _COMMON_RATIO}),
-                Judgement(protocol="reconstruction", options={}, suffix=_OWN),
-            ),
+            judgements=bed.judgements(Judgement(protocol="reconstruction", options={}, suffix=_OWN)),
             metrics=bed.metrics(*FEATURES, PSNR, SSIM, LAPLACIAN, own, EPOCH),
             notes=(
-                f"Pictures are judged twice: with {_COMMON_RATIO:.0%} hidden, which compares the arms, and with as "
+                f"Pictures are judged twice: with {COMMON_RATIO:.0%} hidden, which compares the arms, and with as "
                 "much hidden as each was trained with, which does not: the more is hidden, the harder the task.",
             ),
             axis="mask ratio",

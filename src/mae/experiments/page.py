@@ -49,7 +49,7 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
         *_tradeoff(result, folder / "tradeoff.png"),
         *(Section(title=title, pictures=paths) for title, paths in (pictures or {}).items()),
         *_losses(result, folder / "losses.png"),
-        _time(result),
+        *_time(result),
         *_arms(result),
         Section(title="Set-up", header=("part", "value"), rows=result.facts),
         _every_run(result),
@@ -221,17 +221,11 @@ def _loss_line(arm: str, runs: Sequence[RunResult]) -> Line | None:
     return line if np.isfinite(mean).any() else None
 
 
-def _time(result: StudyResult) -> Section:
+def _time(result: StudyResult) -> list[Section]:
     """Times of each arm, and as a ratio to the reference of the same seed."""
-    job = Metric(name="job", title="whole job with its evaluations", better=None, kind="seconds")
     rows = []
-    for metric in [*(metric for metric in result.metrics if metric.kind == "seconds"), job]:
-        by_arm = {
-            arm.name: {run.seed: float(run.seconds) for run in result.runs_of(arm.name)}
-            if metric is job
-            else result.values(metric.name, arm.name)
-            for arm in result.arms
-        }
+    for metric in (metric for metric in result.metrics if metric.kind == "seconds"):
+        by_arm = {arm.name: result.values(metric.name, arm.name) for arm in result.arms}
         name = _with_unit(metric)
         for arm, times in by_arm.items():
             rows.append(
@@ -243,12 +237,9 @@ def _time(result: StudyResult) -> Section:
                 )
             )
             name = ""
-    return Section(
-        title="Time",
-        text=f"The ratio is to {result.reference} of the same seed, mean ± deviation: 1.10 is a tenth more.",
-        header=("what", "arm", "mean ± deviation", "ratio"),
-        rows=rows,
-    )
+    text = f"The ratio is to {result.reference} of the same seed, mean ± deviation: 1.10 is a tenth more."
+    header = ("what", "arm", "mean ± deviation", "ratio")
+    return [Section(title="Time", text=text, header=header, rows=rows)] if rows else []
 
 
 def _ratio(reference: Mapping[int, float], other: Mapping[int, float]) -> str:

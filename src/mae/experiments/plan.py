@@ -1,10 +1,12 @@
 """What a study does: its question, its arms and how each run is judged."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.data.sources import KNOWN
 from mae.errors import UsageError
 from mae.experiments.job import NEIGHBOURS, Job, Judgement
 from mae.experiments.results import Arm, Metric
@@ -20,6 +22,10 @@ LOSS = Metric(name="loss", title="last reconstruction loss in training", better=
 EPOCH = Metric(name="epoch_seconds", title="time of an epoch", better=None, kind="seconds")
 SECONDS = Metric(name="seconds", title="training time", better=None, kind="seconds")
 
+_FINETUNE_BATCH = 128
+COMMON_RATIO = 0.75
+"""Of the patches, hidden from every arm where pictures are judged or shown."""
+
 FEATURES, PICTURES, TRAINING = (LINEAR_PROBE, FINETUNE, KNN), (PSNR, PSNR_TOLD, SSIM, LAPLACIAN), (LOSS, EPOCH, SECONDS)
 
 
@@ -31,7 +37,7 @@ class Study:
         name: of the study.
         question: that it answers.
         arms: what is tried; all but the first are compared with it.
-        configs: of each arm, without seed and folder; None where nothing is trained.
+        configs: of each arm, without seed and folder; empty where nothing is trained.
         judgements: of each run.
         metrics: that are shown.
         notes: what a reader must know.
@@ -57,12 +63,14 @@ class Bed:
         given: names of the options that were given; no arm may change them.
         find: from a recipe's name to its configuration, overridden likewise.
         finetune_epochs: passes of fine-tuning; 0: none.
+        labelled: number of labelled training images.
     """
 
     base: PretrainConfig
     given: frozenset[str]
     find: Callable[[str], PretrainConfig]
     finetune_epochs: float
+    labelled: int
 
     def vary(self, arm: Arm) -> PretrainConfig:
         """The base with an arm's own options.
@@ -76,19 +84,20 @@ class Bed:
                 raise UsageError(f"{flag} is what this study varies (arm {arm.name}); leave it out")
         return self.base.override(arm.options)
 
-    def judgements(self, *reconstructions: Judgement) -> tuple[Judgement, ...]:
-        """k-NN, linear probe, pictures, and fine-tuning where it was asked for."""
+    def judgements(self, *more: Judgement) -> tuple[Judgement, ...]:
+        """k-NN, linear probe, pictures, what more a study wants, and fine-tuning where it was asked for."""
         cheap = (
             Judgement(protocol="knn", options={"ks": [NEIGHBOURS]}),
             Judgement(protocol="linear_probe", options={}),
-            *(reconstructions or (Judgement(protocol="reconstruction", options={}),)),
+            Judgement(protocol="reconstruction", options={"mask_ratio": COMMON_RATIO}),
+            *more,
         )
         if not self.finetune_epochs:
             return cheap
         # The official recipe is made for 100 epochs: in a short one mixed images would be all that is ever learned.
         short: dict[str, Any] = {
             "epochs": float(self.finetune_epochs),
-            "batch_size": 128,
+            "batch_size": min(_FINETUNE_BATCH, self.labelled),
             "base_lr": 1e-3,
             "mixing": False,
             "precision": self.base.precision,
@@ -117,7 +126,6 @@ def commands(job: Job, base: PretrainConfig | None) -> tuple[str, ...]:
         base: the configuration of the recipe that the job's names; None where nothing is trained.
     """
     typed = []
-    model = str(job.folder) if job.model is None else job.model
     if job.config is not None and base is not None:
         config = PretrainConfig.from_json(job.config)
         changed = [
@@ -128,13 +136,15 @@ def commands(job: Job, base: PretrainConfig | None) -> tuple[str, ...]:
             for flag in as_flags(field.name, value)
         ]
         recipe = [] if config.recipe == "default" else ["--recipe", config.recipe]
-        words = ["mae pretrain", config.source, *recipe, *changed, "--seed", str(job.seed), "--out", str(job.folder)]
-        typed.append(" ".join(words))
+        seed_and_folder = ["--seed", str(job.seed), "--out", str(job.folder)]
+        typed.append(["mae", "pretrain", config.source, *recipe, *changed, *seed_and_folder])
+    where = ["--data-root", str(job.data_root)] if job.data in KNOWN else []
+    end = ["--seed", str(job.seed), *([] if job.device == "auto" else ["--device", job.device])]
     for judgement in job.judgements:
         flags = [flag for name, value in judgement.options.items() for flag in as_flags(name, value)]
-        words = ["mae evaluate", judgement.protocol, model, "--data", job.data, *flags, "--seed", str(job.seed)]
-        typed.append(" ".join(words if job.model is None else [*words, "--out", str(job.folder)]))
-    return tuple(typed)
+        model = [str(job.folder)] if job.model is None else [job.model, "--out", str(job.folder)]
+        typed.append(["mae", "evaluate", judgement.protocol, *model, "--data", job.data, *where, *flags, *end])
+    return tuple(map(shlex.join, typed))
 
 
 def as_flags(name: str, value: Any) -> list[str]:
@@ -143,13 +153,9 @@ def as_flags(name: str, value: Any) -> list[str]:
     match value:
         case bool():
             return [f"--{flag}" if value else f"--no-{flag}"]
-        case None:
-            return [f"--{flag}", "None"]
         case [int(height), int(width)] if name in ("img_size", "patch_size"):
             return [f"--{flag}", f"{height}x{width}"]
         case list() | tuple():
-            return [f"--{flag}", *(f"{part:g}" for part in value)]
-        case float():
-            return [f"--{flag}", f"{value:g}"]
+            return [f"--{flag}", *map(str, value)]
         case _:
             return [f"--{flag}", str(value)]

@@ -90,7 +90,6 @@ class RunResult:
         folder: of the run; `metrics.jsonl` in it holds the losses.
         numbers: by the metric's name; one that was not measured is absent.
         commands: what a user would type to do the same.
-        seconds: that the whole job took.
     """
 
     arm: str
@@ -98,7 +97,6 @@ class RunResult:
     folder: Path
     numbers: Mapping[str, float]
     commands: tuple[str, ...]
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,40 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from itertools import islice
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from rich.console import Console
 
 from mae import records
 from mae.config import PretrainConfig
-from mae.data.augmentation import central_crop
-from mae.data.images import load_images
-from mae.data.loaders import normalise
-from mae.data.sources import KNOWN, open_held_out, open_labelled, open_source
+from mae.data.images import ImageSet, load_images
+from mae.data.sources import open_labelled, open_source
 from mae.errors import MAEError, UsageError
+from mae.evaluation.extractors import open_extractor
+from mae.evaluation.run import Overlap
+from mae.experiments.collect import collect, draw_pictures
 from mae.experiments.features import Features
-from mae.experiments.job import Job, Judgement, job_name
+from mae.experiments.job import Job, Judgement, feature_read, job_name
 from mae.experiments.page import answer, comparison, write_report
-from mae.experiments.plan import Bed, Study, commands, differing
-from mae.experiments.results import Arm, RunResult, StudyResult
-from mae.experiments.runner import Place, run_jobs, write_specs
+from mae.experiments.plan import Bed, Study, differing
+from mae.experiments.results import StudyResult
+from mae.experiments.runner import Place, alone, run_jobs, write_specs
 from mae.experiments.verdict import differences
-from mae.masking.random import RandomMasking
 from mae.options import shown
-from mae.pretraining.parts import FIXED_EPOCH, NUM_PANEL_IMAGES, readable
-from mae.pretraining.run import load
-from mae.pretraining.settle import settle, total_steps
-from mae.randomness import permutation, sample_keys
+from mae.pretraining.settle import absolute_source, settle, source_stem, total_steps
 from mae.recipes import recipe_config
-from mae.records import read_json
-from mae.report.comparison import draw_comparison
 from mae.report.tables import show_grid
 from mae.training.device import choose_device
 from mae.training.distributed import World
-from mae.training.run_folder import RunFolder
 
 STUDIES: Mapping[str, str] = {
     "compare": "Compare",
@@ -47,7 +40,20 @@ STUDIES: Mapping[str, str] = {
 }
 """Each study's file in this folder, and the class in it that holds its options."""
 
-_PICTURED_RATIO = 0.75
+_LOCKED = (
+    "model",
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "mlp_ratio",
+    "cls_token",
+    "pos_embed",
+    "epochs",
+    "steps",
+    "batch_size",
+    "statistics",
+)
+"""Options that no two arms may differ in: those of the encoder, and what it sees how often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,8 @@ class Request:
     """Runs of each arm; the first takes --seed, the next ones those after it."""
     finetune_epochs: float = 5.0
     """Passes of fine-tuning each run; 0: none."""
+    overlap: Overlap = "error"
+    """Test images that are among the training images: an error, or left out of the test."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.finetune_epochs < 0:
@@ -106,11 +114,12 @@ def study(name: str, source: str | Path, *, quiet: bool = False, **options: Any)
     A study that was stopped goes on when it is asked for again in the same words.
 
     Args:
-        name: one of `STUDIES` that train: `compare`, `mask_ratio`, `decoder_depth`, `target`.
-        source: the images, see `PretrainConfig.source`.
+        name: one of `STUDIES`.
+        source: the images, see `PretrainConfig.source`; for `features` those that are judged on.
         quiet: show nothing.
         options: of the study (such as `ratios`), of `Request` (such as `seeds`) and of `PretrainConfig` (such as
-            `epochs`), which all arms share; `out` is the study's folder.
+            `epochs`), which all arms share; `out` is the study's folder. `features` trains nothing and knows `models`,
+            `out`, `data_root` and `device`.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
@@ -119,16 +128,22 @@ def study(name: str, source: str | Path, *, quiet: bool = False, **options: Any)
     kind = find_study(name)
     values = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     of_kind = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+    chosen, console = records.from_json(kind, of_kind, what=f"option of {name}"), Console(quiet=quiet)
+    if isinstance(chosen, Features):
+        records.check_known(values, ["out", "data_root", "device"], what="option")
+        return run_features(
+            chosen,
+            data=str(source),
+            data_root=Path(values.get("data_root", "data")),
+            out=Path(values["out"]) if "out" in values else None,
+            device=values.get("device", "auto"),
+            console=console,
+        )
     of_request = {field.name: values.pop(field.name) for field in fields(Request) if field.name in values}
+    request = records.from_json(Request, of_request, what="option")
     recipe = values.pop("recipe", "default")
     config = recipe_config(recipe).override({**values, "source": str(source), "recipe": recipe})
-    return run_study(
-        records.from_json(kind, of_kind, what=f"option of {name}"),
-        records.from_json(Request, of_request, what="option"),
-        config,
-        given=frozenset(values),
-        console=Console(quiet=quiet),
-    )
+    return run_study(chosen, request, config, given=frozenset(values), console=console)
 
 
 def run_study(
@@ -155,14 +170,19 @@ def run_study(
         asked = {name: value for name, value in config.to_json().items() if name in shared}
         return recipe_config(recipe).override({**asked, "source": config.source, "recipe": recipe})
 
+    data = request.data or config.source
+    # What is not labelled is refused before anything is trained.
+    labelled = open_labelled(data, data_root=config.data_root)
     bed = Bed(
-        base=replace(config, out=None, seed=0), given=shared, find=overridden, finetune_epochs=request.finetune_epochs
+        base=replace(config, out=None, seed=0),
+        given=shared,
+        find=overridden,
+        finetune_epochs=request.finetune_epochs,
+        labelled=len(labelled.train.labels),
     )
     plan = _told_apart(options.study(bed))
-    out = config.out or Path("runs") / f"study-{plan.name}-{Path(config.source.replace(':', '-')).stem}"
-    data = request.data or config.source
-    open_labelled(data, data_root=config.data_root)  # refuses what is not labelled before anything is trained
-    jobs = _training_jobs(plan, out, request, config, data)
+    out = config.out or Path("runs") / f"study-{plan.name}-{source_stem(config.source)}"
+    jobs = _training_jobs(plan, out.resolve(), request, config, data)
     return _carry_out(plan, jobs, out, _facts(plan, jobs, config, data), console)
 
 
@@ -183,32 +203,42 @@ def run_features(
         UsageError: the request cannot be carried out as asked.
         MAEError: a model could not be judged; the others are.
     """
-    choose_device(device)
     open_labelled(data, data_root=data_root)
     plan = options.study()
-    out = out or Path("runs") / f"study-features-{Path(data.replace(':', '-')).stem}"
+    models = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]
+    ours = [open_extractor(model, device=choose_device(device)).model is not None for model in models]
+    out = out or Path("runs") / f"study-features-{source_stem(data)}"
     jobs = [
         Job(
-            arm=f"model{number}",
+            arm=arm.name,
             seed=0,
-            folder=out / "runs" / f"model{number}",
-            data=_absolute(data),
+            folder=out.resolve() / "runs" / job_name(arm.name, 0),
+            data=absolute_source(data),
             data_root=data_root.resolve(),
             device=device,
-            judgements=_beside(plan.judgements, comparators=number == 0),
-            model=str(Path(arm.name).resolve()) if Path(arm.name).exists() else arm.name,
+            # Random weights are those of the first model whose architecture is ours.
+            judgements=_beside(plan.judgements, comparators=number == (ours.index(True) if any(ours) else 0)),
+            model=model,
         )
-        for number, arm in enumerate(plan.arms)
+        for number, (arm, model) in enumerate(zip(plan.arms, models, strict=True))
     ]
-    return _carry_out(plan, jobs, out, (("judged on", data),), console)
+    features = [(f"feature of {name}", ", else ".join(feature_read(name))) for name in options.models]
+    return _carry_out(plan, jobs, out, (("judged on", data), *features), console)
 
 
 def _told_apart(plan: Study) -> Study:
-    """The plan with every option that differs named for each arm."""
+    """The plan with every option that differs named for each arm.
+
+    Raises:
+        UsageError: two arms of one name, or two that are the same run.
+    """
     configs = {arm.name: config for arm, config in zip(plan.arms, plan.configs, strict=True)}
+    if len(configs) < len(plan.arms):
+        raise UsageError(f"two of the arms {', '.join(arm.name for arm in plan.arms)} have the same name")
+    for (one, first), (other, second) in combinations(configs.items(), 2):
+        if not differing({one: first, other: second}):
+            raise UsageError(f"the arms {one} and {other} are the same run; leave one of them out")
     options = differing(configs)
-    if not options:
-        raise UsageError(f"the arms {' and '.join(configs)} are the same run; nothing is left to compare")
     arms = [replace(arm, options={name: by_arm[arm.name] for name, by_arm in options.items()}) for arm in plan.arms]
     return replace(plan, arms=tuple(arms))
 
@@ -224,44 +254,57 @@ def _beside(judgements: Sequence[Judgement], *, comparators: bool) -> tuple[Judg
 
 
 def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainConfig, data: str) -> list[Job]:
-    """Every run, seed by seed, so that each arm has as many seeds as any other whenever one looks."""
-    device = choose_device(config.device)
+    """Every run, seed by seed, so that each arm has as many seeds as any other whenever one looks.
+
+    Raises:
+        UsageError: an arm cannot be trained, or the arms differ in what a study locks.
+    """
     source = open_source(config.source, data_root=config.data_root)
     images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable, memory_limit=0)
-    steps = [total_steps(settle(arm, images, device, World())[0], len(images)) for arm in plan.configs]
+    settled = {arm.name: _settle(arm.name, each, images) for arm, each in zip(plan.arms, plan.configs, strict=True)}
+    for name, by_arm in differing(settled).items():
+        if name in _LOCKED:
+            values = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"the arms differ in {flag} ({values}), so not all else is equal; give {flag} for all")
     return [
         Job(
             arm=arm.name,
             seed=seed,
-            folder=out.resolve() / "runs" / job_name(arm.name, seed),
-            data=_absolute(data),
+            folder=out / "runs" / job_name(arm.name, seed),
+            data=absolute_source(data),
             data_root=config.data_root.resolve(),
             device=config.device,
+            overlap=request.overlap,
             judgements=_beside(plan.judgements, comparators=(number, seed) == (0, config.seed)),
-            total_steps=steps[number],
-            config=replace(arm_config, seed=seed, source=_absolute(config.source)).to_json(),
+            total_steps=total_steps(settled[arm.name], len(images)),
+            config=replace(arm_config, seed=seed, source=absolute_source(config.source)).to_json(),
         )
         for seed in range(config.seed, config.seed + request.seeds)
         for number, (arm, arm_config) in enumerate(zip(plan.arms, plan.configs, strict=True))
     ]
 
 
-def _absolute(source: str) -> str:
-    return source if source in KNOWN else str(Path(source).resolve())
+def _settle(arm: str, config: PretrainConfig, images: ImageSet) -> PretrainConfig:
+    try:
+        return settle(config, images, choose_device(config.device), World())[0]
+    except UsageError as error:
+        raise UsageError(f"arm {arm}: {error}") from error
 
 
 def _carry_out(
     plan: Study, jobs: list[Job], out: Path, facts: tuple[tuple[str, str], ...], console: Console
 ) -> StudyOutcome:
-    write_specs(out, jobs)
-    console.print(f"Study {plan.name} in {out}: {plan.question}", highlight=False, soft_wrap=True, markup=False)
-    finished, failed = run_jobs(out, jobs, console=console)
-    result = _collect(plan, jobs, out, facts)
-    report = None
-    if result.runs:
-        pictures = {} if jobs[0].config is None else _draw(result, jobs, out)
-        report = write_report(result, folder=out, pictures=pictures)
-        _show(result, console)
+    with alone(out, plan.name):
+        write_specs(out, jobs)
+        console.print(f"Study {plan.name} in {out}: {plan.question}", highlight=False, soft_wrap=True, markup=False)
+        finished, failed = run_jobs(out, jobs, console=console)
+        result = collect(plan, jobs, out, facts)
+        report = None
+        if result.runs:
+            pictures = {} if jobs[0].config is None else draw_pictures(result, jobs, out)
+            report = write_report(result, folder=out, pictures=pictures)
+            _show(result, console)
     if failed:
         first, words = next(iter(failed.items()))
         raise MAEError(
@@ -277,78 +320,6 @@ def _show(result: StudyResult, console: Console) -> None:
     table, verdict = comparison(result, found), answer(result, found)
     show_grid(console, table.title, table.header, table.rows)
     console.print(f"{table.text}\n\n{verdict.text}", highlight=False, markup=False)
-
-
-def _collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
-    """What the finished jobs found."""
-    done = [(job, read_json(place.result)) for job in jobs if (place := Place(root=out, name=job.name)).finished]
-    runs = [
-        RunResult(
-            arm=job.arm,
-            seed=job.seed,
-            folder=job.folder,
-            numbers={**found["numbers"], **_of_training(job)},
-            commands=commands(job, None if job.config is None else recipe_config(job.config["recipe"])),
-            seconds=found["seconds"],
-        )
-        for job, found in done
-    ]
-    arms = plan.arms
-    if jobs[0].config is None:
-        arms, runs = _with_yardsticks(plan, jobs, runs, done)
-    made_by = {str(found["versions"]) for _, found in done}
-    notes = plan.notes if len(made_by) < 2 else (*plan.notes, "The runs were made with different versions of packages.")
-    yardsticks = {name: value for _, found in done for name, value in found["yardsticks"].items()}
-    machine = {
-        name: str(value) for _, found in done for name, value in {**found["hardware"], **found["versions"]}.items()
-    }
-    beside = {
-        f"yardstick: {name}": f"{value:.2f} dB" if name.startswith("psnr") else f"{value:.1%}"
-        for name, value in yardsticks.items()
-    }
-    return StudyResult(
-        name=plan.name,
-        question=plan.question,
-        reference=arms[0].name,
-        arms=arms,
-        seeds=tuple(dict.fromkeys(job.seed for job in jobs)),
-        metrics=plan.metrics,
-        runs=tuple(runs),
-        facts=(*facts, *beside.items(), *machine.items()),
-        notes=notes,
-        axis=plan.axis,
-    )
-
-
-def _of_training(job: Job) -> dict[str, float]:
-    """What the run's own folder tells; the time of an epoch leaves looks at the run and checkpoints out."""
-    if job.config is None:
-        return {}
-    folder = RunFolder(job.folder)
-    summary, found = read_json(folder.summary), read_json(folder.data)
-    return {
-        "loss": summary["terms"]["reconstruction"],
-        "seconds": summary["seconds"],
-        "epoch_seconds": found["images"] / summary["images_per_second"],
-    }
-
-
-def _with_yardsticks(
-    plan: Study, jobs: Sequence[Job], runs: Sequence[RunResult], done: Sequence[tuple[Job, Mapping[str, Any]]]
-) -> tuple[tuple[Arm, ...], list[RunResult]]:
-    """Models under their own names, and random weights and raw pixels as models of their own."""
-    named = {job.arm: arm.name for job, arm in zip(jobs, plan.arms, strict=True)}
-    arms, found = list(plan.arms), [replace(run, arm=named[run.arm]) for run in runs]
-    numbers: dict[str, dict[str, float]] = {}
-    for _, result in done:
-        for name, value in result["yardsticks"].items():
-            metric, _, who = name.partition(", ")
-            if metric in ("knn", "linear_probe"):
-                numbers.setdefault(who, {})[metric] = value
-    for who, values in numbers.items():
-        arms.append(Arm(name=who, what="what must be beaten", options={}))
-        found.append(RunResult(arm=who, seed=0, folder=jobs[0].folder, numbers=values, commands=(), seconds=0.0))
-    return tuple(arms), found
 
 
 def _facts(plan: Study, jobs: Sequence[Job], config: PretrainConfig, data: str) -> tuple[tuple[str, str], ...]:
@@ -368,27 +339,3 @@ def _facts(plan: Study, jobs: Sequence[Job], config: PretrainConfig, data: str) 
             "All are judged alike.",
         ),
     )
-
-
-def _draw(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[str, list[Path]]:
-    """The same images under the same masks by a model of each arm, all of one seed."""
-    first = result.runs[0].seed
-    models = {run.arm: load(run.folder) for run in result.runs if run.seed == first}
-    config = next(iter(models.values())).config
-    assert config is not None and config.mean is not None and config.std is not None
-    source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)
-    images = load_images(source, in_chans=config.in_chans, max_unreadable=0.5, memory_limit=0)
-    order = permutation(first, FIXED_EPOCH, len(images)).tolist()
-    shown = list(islice(readable(images, order), NUM_PANEL_IMAGES))
-    crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
-    keys = sample_keys(first, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
-    drawn = draw_comparison(
-        models,
-        normalise(crops, torch.tensor(config.mean), torch.tensor(config.std)),
-        RandomMasking(ratio=_PICTURED_RATIO).plan(config.grid, keys),
-        mean=config.mean,
-        std=config.std,
-        path=out / "pictures.png",
-        title=f"Held-out images, {_PICTURED_RATIO:.0%} hidden, seed {first}",
-    )
-    return {"The same images by a model of each arm": drawn}

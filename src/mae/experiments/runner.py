@@ -1,7 +1,7 @@
 """Carrying jobs out: one after another, or one a GPU, each in a process of its own."""
 
 import os
-import platform
+import signal
 import subprocess
 import sys
 import time
@@ -9,17 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-import psutil
 import torch
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mae import records
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.errors import UsageError
-from mae.experiments.job import Job, read_job
+from mae.experiments.job import STOPPED, Job, read_job
 from mae.records import read_json, write_json
 from mae.report.console import duration
 from mae.training.log import loss_rows, read_rows
@@ -64,14 +63,37 @@ class Place:
         return self.result.exists() and bool(read_json(self.result)["finished"])
 
 
+@contextmanager
+def alone(root: Path, name: str) -> Iterator[None]:
+    """The folder of a study, new or gone on with; inside no other process can carry it out.
+
+    Raises:
+        UsageError: it holds another study, or something else, or another process is at it.
+    """
+    mark = root / "study.json"
+    if root.exists() and (not root.is_dir() or (any(root.iterdir()) and not mark.exists())):
+        raise UsageError(f"{root} is there already and holds no study; choose another --out")
+    if mark.exists() and (there := read_json(mark).get("study")) != name:
+        raise UsageError(f"{root} holds the study {there}, this is {name}; choose another --out")
+    (root / "jobs").mkdir(parents=True, exist_ok=True)
+    write_json(mark, {"study": name})
+    lock = FileLock(root / "jobs" / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"another process is carrying out the study in {root}; wait for it, or choose another --out"
+        ) from error
+    with lock:
+        yield
+
+
 def write_specs(root: Path, jobs: Sequence[Job]) -> None:
     """Write what each job does; jobs that stand there already must be the same.
 
     Raises:
-        UsageError: the folder holds another study, or something else.
+        UsageError: a job was otherwise.
     """
-    if root.exists() and (not root.is_dir() or (any(root.iterdir()) and not (root / "jobs").is_dir())):
-        raise UsageError(f"{root} is there already and holds no study; choose another --out")
     for job in jobs:
         place = Place(root=root, name=job.name)
         if place.spec.exists() and (differing := _differing(read_job(place.spec), job)):
@@ -79,19 +101,27 @@ def write_specs(root: Path, jobs: Sequence[Job]) -> None:
                 f"{root} holds a study whose run {job.name} differs: {differing}. Give the same options to go on with "
                 "it, or choose another --out"
             )
-    (root / "jobs").mkdir(parents=True, exist_ok=True)
     for job in jobs:
         write_json(Place(root=root, name=job.name).spec, records.to_json(job))
 
 
 def _differing(before: Job, now: Job) -> str:
     """What was otherwise, in words; where a run computes may change."""
-    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "judgements", "model")]
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "model")]
+    pairs.append(("what is judged", _in_words(before), _in_words(now)))
     if before.config is not None and now.config is not None:
         # Read as configurations: one written before an option was there has its default.
         old, new = (PretrainConfig.from_json(config).to_json() for config in (before.config, now.config))
         pairs += [(name, old[name], new[name]) for name in new if name not in MACHINE_FIELDS]
-    return "; ".join(f"{name} was {old!r}, is now {new!r}" for name, old, new in pairs if old != new)
+    return "; ".join(f"{name} was {old}, is now {new}" for name, old, new in pairs if old != new)
+
+
+def _in_words(job: Job) -> str:
+    """How a job is judged; comparators are not a difference, since they are the same beside every run."""
+    return ", ".join(
+        " ".join([judgement.protocol, *(f"{k}={v}" for k, v in judgement.options.items() if k != "comparators")])
+        for judgement in job.judgements
+    )
 
 
 def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool, dict[str, str]]:
@@ -99,15 +129,12 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
 
     Returns:
         Whether it came to the end (not where a signal stopped it), and by name what jobs that failed said last.
-
-    Raises:
-        UsageError: another process is carrying the study out.
     """
     waiting = [job for job in jobs if not Place(root=root, name=job.name).finished]
     failed: dict[str, str] = {}
     running: dict[int, _Running] = {}
     slots = range(max(1, torch.cuda.device_count()) if jobs and jobs[0].device in ("auto", "cuda") else 1)
-    with _alone(root), StopSignals() as signals, _display(console, root, jobs) as display:
+    with StopSignals() as signals, _display(console, root, jobs) as display:
         while (waiting or running) and not signals.asked:
             for slot in slots:
                 if slot not in running and waiting:
@@ -119,29 +146,12 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
                     if code != 0:
                         failed[job.job.name] = job.last_words()
             display.show(running.values(), failed)
+        if running:
+            console.print("Stopping: waiting until what runs is saved.", highlight=False)
         for job in running.values():
-            job.stop()
+            if job.stop() not in (0, STOPPED, -signal.SIGTERM):
+                failed[job.job.name] = job.last_words()
     return not signals.asked, failed
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Keep a second process from doing the same runs in the same folders."""
-    mark, myself = root / "jobs" / "process.json", psutil.Process()
-    here = {"host": platform.node(), "pid": myself.pid, "began": myself.create_time()}
-    if mark.exists():
-        there = read_json(mark)
-        alive = psutil.pid_exists(there["pid"]) and psutil.Process(there["pid"]).create_time() == there["began"]
-        if there["host"] != here["host"] or alive:
-            raise UsageError(
-                f"process {there['pid']} on {there['host']} is carrying this study out; wait for it, or choose another "
-                f"--out. If it is gone, delete {mark}"
-            )
-    write_json(mark, here)
-    try:
-        yield
-    finally:
-        mark.unlink(missing_ok=True)
 
 
 class _Running:
@@ -150,22 +160,22 @@ class _Running:
     def __init__(self, root: Path, job: Job, gpu: int | None) -> None:
         self.job, self.began = job, time.monotonic()
         self.place = Place(root=root, name=job.name)
-        self._log: IO[bytes] = self.place.log.open("wb")
         command = [sys.executable, "-m", "mae.experiments.job", str(self.place.spec), str(self.place.result)]
         chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": _visible(gpu)}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **chosen},
-            start_new_session=True,  # Ctrl-C is for the study, which then asks its jobs to stop
-        )
+        with self.place.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **chosen},
+                start_new_session=True,  # Ctrl-C is for the study, which then asks its jobs to stop
+            )
 
-    def stop(self) -> None:
+    def stop(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait()
+        return self.process.wait()
 
     def last_words(self) -> str:
         lines = self.place.log.read_text(errors="replace").strip().splitlines()

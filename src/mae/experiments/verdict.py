@@ -11,6 +11,7 @@ from scipy.stats import t as student
 from mae.experiments.results import Metric, StudyResult
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9
 
 Verdict = Literal[
     "better",
@@ -18,6 +19,7 @@ Verdict = Literal[
     "not distinguishable",
     "no verdict: one seed",
     "no verdict: no seed in common",
+    "no verdict: all seeds differ alike",
     "not judged",
 ]
 
@@ -101,6 +103,8 @@ def _verdict(low: float | None, high: float | None, pairs: int, metric: Metric) 
         return "no verdict: one seed" if pairs else "no verdict: no seed in common"
     if low <= 0 <= high:
         return "not distinguishable"
+    if high - low <= _ROUNDING * max(abs(low), abs(high)):
+        return "no verdict: all seeds differ alike"  # as counts of few test images may: their spread is not 0
     return "better" if (low > 0) == (metric.better == "higher") else "worse"
 
 
@@ -138,8 +142,8 @@ def sentence(metric: Metric, difference: Difference, *, arm: str, reference: str
     if difference.low is None or difference.high is None:
         return f"{metric.title}: {difference.verdict}; {arm} differs by {gap}"
     gap += f" ({_interval(metric, difference.low, difference.high)}, {difference.pairs} seeds)"
-    if difference.verdict == "not judged":
-        return f"{metric.title}: not judged; {arm} differs by {gap}"
+    if difference.verdict != "not distinguishable":
+        return f"{metric.title}: {difference.verdict}; {arm} differs by {gap}"
     return f"{metric.title}: {arm} is not distinguishable: {gap}"
 
 
@@ -151,8 +155,9 @@ def caveat(result: StudyResult) -> str:
     """What the intervals cover, and how many verdicts chance alone would bring."""
     comparisons = len(result.others) * sum(metric.better is not None for metric in result.metrics)
     return (
-        "An interval covers what other seeds would change (initial weights, order, crops, masks), given this data "
-        "set, these test images and these options; it says nothing of others. About one in twenty comparisons of arms "
+        "An interval covers what other seeds would change (initial weights, order, crops, masks, what fine-tuning "
+        "draws, which held-out images pictures are judged on), given this data set and these options; it says nothing "
+        "of others. About one in twenty comparisons of arms "
         "that do not differ is called different by chance. Comparisons here, judged metrics times arms: "
         f"{comparisons}; the intervals are not widened for that."
     )

@@ -24,9 +24,9 @@ from mae.evaluation.label_free import measure_spread
 from mae.evaluation.logistic import fit_logistic
 from mae.evaluation.scores import majority_share, top_k_accuracy
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.pretraining.parts import FIXED_EPOCH, readable
+from mae.pretraining.parts import readable
 from mae.pretraining.settle import Prepared
-from mae.randomness import permutation, sample_keys
+from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.inference import undisturbed
 from mae.training.engine import PeriodicTask
 

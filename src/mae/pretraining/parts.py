@@ -19,7 +19,7 @@ from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import model_metadata
 from mae.pretraining.settle import Prepared
-from mae.randomness import permutation, sample_keys
+from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.panels import draw_panels
 from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
@@ -27,8 +27,6 @@ from mae.training.schedule import WarmupCosine
 
 NUM_PANEL_IMAGES = 8
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
-FIXED_EPOCH = -1
-"""What is always looked at alike, images and masks of the panels, is drawn as in no epoch of any run."""
 
 
 def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:

@@ -102,7 +102,7 @@ def prepare(
     config, model = settle(config, images, device, world)
     assert config.model is not None
     if folder is None:
-        folder = new_run_folder(Path("runs"), f"{_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
+        folder = new_run_folder(Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
     found = _found_data(config, images, folder, resume=resume)
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
     return Prepared(
@@ -191,8 +191,8 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         )
     return replace(
         config,
-        source=_absolute(config.source),
-        monitor=None if config.monitor is None else _absolute(config.monitor),
+        source=absolute_source(config.source),
+        monitor=None if config.monitor is None else absolute_source(config.monitor),
         data_root=config.data_root.resolve(),
         precision=choose_precision(config.precision, device),  # type: ignore[arg-type]
         model=name,
@@ -265,7 +265,7 @@ def stored_config(
         raise UsageError(f"{folder.root} holds no run to go on with (no {folder.config.name} there)")
     stored = PretrainConfig.read(folder.config)
     asked, begun = config.to_json(), stored.to_json()
-    asked["source"] = _absolute(config.source)
+    asked["source"] = absolute_source(config.source)
     differing = [name for name in given if name not in MACHINE_FIELDS and asked[name] != begun[name]]
     if differing:
         changes = "; ".join(f"{name} was {begun[name]!r}, is now {asked[name]!r}" for name in differing)
@@ -277,10 +277,11 @@ def stored_config(
     return stored.override(machine), folder
 
 
-def _absolute(source: str) -> str:
+def absolute_source(source: str) -> str:
     """A path that means the same from every folder; names of known sets stay names."""
     return source if not source or source in KNOWN else str(Path(source).resolve())
 
 
-def _stem(source: str) -> str:
+def source_stem(source: str) -> str:
+    """What a folder made for this source is called after it."""
     return Path(source.replace(":", "-")).stem or "images"

@@ -70,9 +70,10 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
 
     full, leaky, filled = prediction, None, None
     if target.norm_pix:
-        mean, deviation = patch_statistics(patches)
+        # A low-pass target standardises patches of the filtered image, whose visible ones tell of hidden pixels.
+        mean, deviation = patch_statistics(patchify(target.picture(images), target.patch_size))
         leaky = unpatchify(torch.where(hidden, prediction * deviation + mean, patches), grid, target.patch_size)
-        mean, deviation = interpolate_statistics(mean, deviation, plan, grid)
+        mean, deviation = interpolate_statistics(*patch_statistics(patches), plan, grid)
         filled = unpatchify(torch.where(hidden, mean, patches), grid, target.patch_size)
         full = prediction * deviation + mean
     pasted = torch.where(hidden, full, patches)

@@ -1,0 +1,127 @@
+"""From the files of finished jobs to what a study found, and its pictures."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from mae.data.augmentation import central_crop
+from mae.data.images import load_images
+from mae.data.loaders import normalise
+from mae.data.sources import open_held_out
+from mae.experiments.job import Job
+from mae.experiments.plan import COMMON_RATIO, Study, commands
+from mae.experiments.results import Arm, RunResult, StudyResult
+from mae.experiments.runner import Place
+from mae.masking.random import RandomMasking
+from mae.pretraining.parts import NUM_PANEL_IMAGES, readable
+from mae.pretraining.run import load
+from mae.randomness import FIXED_EPOCH, permutation, sample_keys
+from mae.recipes import recipe_config
+from mae.records import read_json
+from mae.report.comparison import draw_comparison
+from mae.training.run_folder import RunFolder
+
+
+def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
+    """What the finished jobs found."""
+    done = [(job, read_json(place.result)) for job in jobs if (place := Place(root=out, name=job.name)).finished]
+    runs = [
+        RunResult(
+            arm=job.arm,
+            seed=job.seed,
+            folder=job.folder,
+            numbers={**found["numbers"], **_of_training(job)},
+            commands=commands(job, None if job.config is None else recipe_config(job.config["recipe"])),
+        )
+        for job, found in done
+    ]
+    arms = plan.arms
+    if jobs[0].config is None:
+        arms, runs = _with_yardsticks(plan, jobs, runs, done)
+    made_by = {str(found["versions"]) for _, found in done}
+    notes = plan.notes if len(made_by) < 2 else (*plan.notes, "The runs were made with different versions of packages.")
+    machine = {
+        name: str(value) for _, found in done for name, value in {**found["hardware"], **found["versions"]}.items()
+    }
+    beside = {
+        f"yardstick: {name}": f"{value:.2f} dB" if name.startswith("psnr") else f"{value:.1%}"
+        for name, value in _yardsticks([found for _, found in done]).items()
+    }
+    return StudyResult(
+        name=plan.name,
+        question=plan.question,
+        reference=arms[0].name,
+        arms=arms,
+        seeds=tuple(dict.fromkeys(job.seed for job in jobs)),
+        metrics=plan.metrics,
+        runs=tuple(runs),
+        facts=(*facts, *beside.items(), *machine.items()),
+        notes=notes,
+        axis=plan.axis,
+    )
+
+
+def _yardsticks(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What must be beaten, mean over the jobs that measured it."""
+    names = dict.fromkeys(name for result in found for name in result["yardsticks"])
+    return {
+        name: mean(result["yardsticks"][name] for result in found if name in result["yardsticks"]) for name in names
+    }
+
+
+def _of_training(job: Job) -> dict[str, float]:
+    """What the run's own folder tells; the time of an epoch leaves looks at the run and checkpoints out."""
+    if job.config is None:
+        return {}
+    folder = RunFolder(job.folder)
+    summary, found = read_json(folder.summary), read_json(folder.data)
+    return {
+        "loss": summary["terms"]["reconstruction"],
+        "seconds": summary["seconds"],
+        "epoch_seconds": found["images"] / summary["images_per_second"],
+    }
+
+
+def _with_yardsticks(
+    plan: Study, jobs: Sequence[Job], runs: Sequence[RunResult], done: Sequence[tuple[Job, Mapping[str, Any]]]
+) -> tuple[tuple[Arm, ...], list[RunResult]]:
+    """The models, and random weights and raw pixels as models of their own."""
+    arms, found = list(plan.arms), list(runs)
+    numbers: dict[str, dict[str, float]] = {}
+    for _, result in done:
+        for name, value in result["yardsticks"].items():
+            metric, _, who = name.partition(", ")
+            if metric in ("knn", "linear_probe"):
+                numbers.setdefault(who, {})[metric] = value
+    for who, values in numbers.items():
+        arms.append(Arm(name=who, what="what must be beaten", options={}))
+        found.append(RunResult(arm=who, seed=0, folder=jobs[0].folder, numbers=values, commands=()))
+    return tuple(arms), found
+
+
+def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[str, list[Path]]:
+    """The same images under the same masks by a model of each arm, all of one seed."""
+    first = result.runs[0].seed
+    models = {run.arm: load(run.folder) for run in result.runs if run.seed == first}
+    config = next(iter(models.values())).config
+    assert config is not None and config.mean is not None and config.std is not None
+    source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)
+    images = load_images(source, in_chans=config.in_chans, max_unreadable=0.5, memory_limit=0)
+    order = permutation(first, FIXED_EPOCH, len(images)).tolist()
+    shown = list(islice(readable(images, order), NUM_PANEL_IMAGES))
+    crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
+    keys = sample_keys(first, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
+    drawn = draw_comparison(
+        models,
+        normalise(crops, torch.tensor(config.mean), torch.tensor(config.std)),
+        RandomMasking(ratio=COMMON_RATIO).plan(config.grid, keys),
+        mean=config.mean,
+        std=config.std,
+        path=out / "pictures.png",
+        title=f"Held-out images, {COMMON_RATIO:.0%} hidden, seed {first}",
+    )
+    return {"The same images by a model of each arm": drawn}
