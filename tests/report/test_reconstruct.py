@@ -12,6 +12,7 @@ from mae.layers.patch_embed import patchify
 from mae.masking.given import plan_from_mask
 from mae.masking.random import RandomMasking
 from mae.report.reconstruction import interpolate_statistics, reconstruct, score
+from mae.targets.low_pass import LowPassTarget
 from mae.targets.pixels import patch_statistics
 
 
@@ -65,6 +66,20 @@ def test_only_the_leaky_picture_of_a_perfect_norm_pix_model_is_perfect(small_mod
     torch.testing.assert_close(filled, means.expand_as(filled), atol=1e-5, rtol=0)
     torch.testing.assert_close(views.filled[visible], images[visible], atol=1e-5, rtol=0)
     torch.testing.assert_close(model.target(views.pasted), model.target(images), atol=1e-3, rtol=1e-3)
+
+
+def test_a_perfect_low_pass_model_told_the_statistics_draws_the_filtered_image(small_model, blocky_images):
+    model, images = small_model(norm_pix=True), blocky_images()
+    model.target = LowPassTarget(patch_size=(4, 4), cutoff=0.3)
+    model.decoder = Oracle(model.target(images))
+    plan = model.plan(images, generator=torch.Generator().manual_seed(0))
+    views = reconstruct(model, images, plan)
+    hidden = views.hidden.unsqueeze(1).expand_as(images)
+    filtered = model.target.picture(images)
+    torch.testing.assert_close(views.leaky[hidden], filtered[hidden], atol=1e-5, rtol=0)
+    assert (filtered - images).abs()[hidden].max() > 0.5
+    spoiled = torch.where(hidden, torch.randn_like(images), images)  # filtering would carry it to visible patches
+    torch.testing.assert_close(reconstruct(model, spoiled, plan).filled, views.filled, atol=0, rtol=0)
 
 
 def test_at_99_percent_the_honest_picture_does_not_recover_the_patches_means(small_model, blocky_images):
