@@ -35,7 +35,9 @@ def run(args: list[str]) -> int:
         return 0
     name, rest = args[0], args[1:]
     check_known([name], list(_STUDIES), what="study")
-    return _features(rest) if name == "features" else _training(name, rest)
+    if name == "features":
+        return tyro.cli(_features, args=rest, prog="mae study features")
+    return _training(name, rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +82,29 @@ def _training(name: str, args: list[str]) -> int:
     return _end(run_study(options, request, config, given=frozenset(given), console=console), console)
 
 
-def _features(args: list[str]) -> int:
+def _features(
+    models: Annotated[tuple[str, ...], tyro.conf.Positional],
+    data: str,
+    out: Annotated[Path | None, shown("one under runs/ named after the data", "DIR")] = None,
+    data_root: Path = Path("data"),
+    device: Device = "auto",
+) -> int:
+    """Set trained models beside each other, random weights and raw pixels with them.
+
+    Args:
+        models: run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH; the first is the reference.
+        data: labelled images to judge on.
+        out: the study's folder.
+        data_root: where sets known by name are kept.
+        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
+    """
     from rich.console import Console
 
     from mae.experiments.features import Features
     from mae.experiments.run import run_features
 
-    def study(
-        models: Annotated[tuple[str, ...], tyro.conf.Positional],
-        data: str,
-        out: Annotated[Path | None, shown("one under runs/", "DIR")] = None,
-        data_root: Path = Path("data"),
-        device: Device = "auto",
-    ) -> tuple[Features, dict[str, object]]:
-        """Set trained models beside each other, random weights and raw pixels with them.
-
-        Args:
-            models: run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH.
-            data: labelled images to judge on.
-            out: the study's folder.
-            data_root: where sets known by name are kept.
-            device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
-        """
-        return Features(models=models), {"data": data, "out": out, "data_root": data_root, "device": device}
-
-    options, told = tyro.cli(study, args=args, prog="mae study features")
-    console = Console()
-    return _end(run_features(options, **told, console=console), console)  # type: ignore[arg-type]
+    console, chosen = Console(), Features(models=models)
+    return _end(run_features(chosen, data=data, data_root=data_root, out=out, device=device, console=console), console)
 
 
 def _end(outcome: "StudyOutcome", console: "Console") -> int:
