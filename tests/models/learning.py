@@ -1,6 +1,7 @@
 """A small model trained on images that have structure, or on noise."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from tiny import tiny_config
@@ -27,8 +28,13 @@ def noise(generator: torch.Generator) -> Tensor:
     return torch.randn(BATCH, 3, SIDE, SIDE, generator=generator)
 
 
-def trained(draw: Callable[[torch.Generator], Tensor]) -> tuple[MaskedAutoencoder, torch.Generator]:
-    """The model after its training on such images, and the generator to draw fresh ones from."""
+def trained(draw: Callable[[torch.Generator], Tensor], **options: Any) -> tuple[MaskedAutoencoder, torch.Generator]:
+    """The model after its training on such images, and the generator to draw fresh ones from.
+
+    Args:
+        draw: a batch of images.
+        options: of the model's objective.
+    """
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     model = build_model(
@@ -42,6 +48,7 @@ def trained(draw: Callable[[torch.Generator], Tensor]) -> tuple[MaskedAutoencode
             decoder_embed_dim=48,
             decoder_num_heads=4,
             decoder_depth=1,
+            **options,
         )  # fmt: skip
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)

@@ -183,14 +183,14 @@ class _Running:
 
     def share_done(self) -> tuple[float, str]:
         """How much of the job is done, about, and what it is at."""
-        if self.place.result.exists() or not self.job.total_steps:
-            judged = read_json(self.place.result)["judged"] if self.place.result.exists() else 0
-            start = _SHARE_OF_TRAINING if self.job.total_steps else 0.0
-            at = self.job.judgements[min(judged, len(self.job.judgements) - 1)].protocol
-            return start + (1 - start) * judged / len(self.job.judgements), f"judging ({at})"
-        rows = loss_rows(read_rows(RunFolder(self.job.folder).metrics))
+        rows = loss_rows(read_rows(RunFolder(self.job.folder).metrics)) if self.job.total_steps else []
         step = rows[-1]["step"] if rows else 0
-        return _SHARE_OF_TRAINING * step / self.job.total_steps, f"step {step}/{self.job.total_steps}"
+        if step < self.job.total_steps:
+            return _SHARE_OF_TRAINING * step / self.job.total_steps, f"step {step}/{self.job.total_steps}"
+        judged = read_json(self.place.result)["judged"] if self.place.result.exists() else 0
+        start = _SHARE_OF_TRAINING if self.job.total_steps else 0.0
+        at = self.job.judgements[min(judged, len(self.job.judgements) - 1)].protocol
+        return start + (1 - start) * judged / len(self.job.judgements), f"judging ({at})"
 
 
 def _visible(gpu: int) -> str:
