@@ -57,7 +57,10 @@ def test_there_is_a_job_on_each_gpu(
     wanted = jobs(2, labelled, tmp_path)
     with alone(tmp_path / "study", "features"):
         write_specs(tmp_path / "study", wanted)
-    finished, failed = run_jobs(tmp_path / "study", wanted, console=Console(quiet=True))
+    text = io.StringIO()
+    finished, failed = run_jobs(tmp_path / "study", wanted, console=Console(file=text, width=300))
+    assert "0 of 2 runs done; model0-seed0: judging (knn)" in text.getvalue()
+    assert "0 of 2 runs done, 2 failed" in text.getvalue()
     assert finished and list(failed) == ["model0-seed0", "model1-seed0"]
     assert all("nowhere" in words for words in failed.values())
     assert begun == [(given[0], 0), (given[1], 1 if gpus else 0)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -108,7 +109,7 @@ def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Pa
     for changes, says in (
         (
             {"mask_warmup": 5.0},
-            r"arm improved: the warm-up \(--mask-warmup\) is 5 epochs, but the whole run has 2 epochs",
+            r"arm improved: the warm-up \(--mask-warmup\) is 5 epochs, but the whole run has 1 epochs",
         ),
         ({"data": str(tmp_path)}, "holds no images"),
         ({"seeds": 0}, "one seed or more"),
@@ -179,7 +180,10 @@ def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path, ca
     wait_for_steps(run / "metrics.jsonl", process)
     os.kill(process.pid, signal.SIGINT)
     said = process.communicate(timeout=120)[0].decode()
-    assert process.returncode == 130 and "Ask for the study again" in said
+    assert (
+        process.returncode == 130 and "Ask for the study again" in said and "waiting until what runs is saved" in said
+    )
+    assert re.search(r"0 of 2 runs done; ratio0\.75-seed0: step \d+/80", said)
     assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
     capsys.readouterr()
     assert main(asked[1:]) == 0
