@@ -35,8 +35,11 @@ class MaskPlan:
     def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
         """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""
         batch, num_tokens = self.hidden.shape
-        whole = values.new_zeros(batch, num_tokens, values.shape[-1])
-        return whole.scatter(1, self.predicted.unsqueeze(-1).expand_as(values), values)
+        first = torch.arange(batch, device=values.device).unsqueeze(-1) * num_tokens  # of each image's rows
+        whole = values.new_zeros(batch * num_tokens, values.shape[-1])
+        # Rows copied whole: a scatter would look up each number's place.
+        whole.index_copy_(0, (first + self.predicted).flatten(), values.flatten(0, 1))
+        return whole.reshape(batch, num_tokens, -1)
 
     def predict_all(self) -> "MaskPlan":
         """The same mask with every token predicted; only the hidden ones still count in the loss."""

@@ -15,7 +15,6 @@ from mae.data.limits import UnreadableImage, check_num_bytes
 from mae.errors import UsageError
 from mae.evaluation.extractors import Extractor, Preprocessing
 from mae.masking.given import plan_from_mask
-from mae.masking.random import RandomMasking
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.canvas import visible
 from mae.types import Grid, MaskPlan
@@ -259,8 +258,7 @@ def _rows(extractor: Extractor, image: GivenImage, number: int, masks: Masks) ->
             image = without_hole(image, masks.hidden if masks.hidden.shape == image.size else covered)
     else:
         key = sample_keys(masks.seed, FIXED_EPOCH, torch.tensor([number]))
-        strategies = [model.masking if ratio is None else RandomMasking(ratio=ratio) for ratio in masks.ratios]
-        plans = [strategy.plan(grid, key) for strategy in strategies]
+        plans = [model.masking.plan(grid, key, ratio) for ratio in masks.ratios]
     pixels = crop_image(image, wanted).unsqueeze(0)
     mean, std = statistics_of(wanted)
     return [Row(image=image, pixels=pixels, images=(pixels - mean) / std, plan=plan, hole=hole) for plan in plans]

@@ -1,14 +1,12 @@
 """From the files of finished jobs to what a study found, and its pictures."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
-from mae.data.augmentation import central_crop
 from mae.data.images import load_images
 from mae.data.loaders import normalise
 from mae.data.sources import open_held_out
@@ -17,9 +15,8 @@ from mae.experiments.plan import COMMON_RATIO, Study, commands
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.runner import Place
 from mae.masking.random import RandomMasking
-from mae.pretraining.parts import NUM_PANEL_IMAGES, readable
+from mae.pretraining.parts import pictured
 from mae.pretraining.run import load
-from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.recipes import recipe_config
 from mae.records import read_json
 from mae.report.comparison import draw_comparison
@@ -111,10 +108,7 @@ def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[s
     assert config is not None and config.mean is not None and config.std is not None
     source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)
     images = load_images(source, in_chans=config.in_chans, max_unreadable=0.5, memory_limit=0)
-    order = permutation(first, FIXED_EPOCH, len(images)).tolist()
-    shown = list(islice(readable(images, order), NUM_PANEL_IMAGES))
-    crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
-    keys = sample_keys(first, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
+    crops, keys = pictured(images, config.img_size, seed=first)
     drawn = draw_comparison(
         models,
         normalise(crops, torch.tensor(config.mean), torch.tensor(config.std)),

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,7 +115,6 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         MAEError: it failed on the way.
     """
     found = read_json(result) if result.exists() else _nothing_yet(job)
-    began = time.monotonic() - found["seconds"]
     if job.config is not None and not _train(job, console):
         return False
     evaluator = None
@@ -128,9 +126,9 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         record = evaluator.judge(judgement.protocol, _protocol(judgement))
         found["numbers"] |= {f"{name}{judgement.suffix}": value for name, value in read_numbers(record).items()}
         found["yardsticks"] |= {f"{who}{judgement.suffix}": value for who, value in read_yardsticks(record).items()}
-        found |= {"judged": number + 1, "seconds": time.monotonic() - began}
+        found["judged"] = number + 1
         write_json(result, found)
-    found |= {"finished": True, "seconds": time.monotonic() - began}
+    found["finished"] = True
     write_json(result, found)
     return True
 
@@ -139,7 +137,6 @@ def _nothing_yet(job: Job) -> dict[str, Any]:
     return {
         "finished": False,
         "judged": 0,
-        "seconds": 0.0,
         "numbers": {},
         "yardsticks": {},
         "hardware": hardware(choose_device(job.device)),

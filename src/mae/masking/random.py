@@ -1,6 +1,6 @@
 """MAE's mask: a uniformly random share of the patches of each image."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, prod
 
 import torch
@@ -32,15 +32,16 @@ class RandomMasking:
         """How many tokens stay visible; `ratio` as in `plan`.
 
         Raises:
-            UsageError: the ratio would leave no visible or no hidden token on this grid.
+            UsageError: the ratio is out of range, or would leave no visible or no hidden token on this grid.
         """
-        ratio = self.ratio if ratio is None else ratio
+        if ratio is not None:  # checked as any other is
+            return replace(self, ratio=ratio).num_visible(grid)
         num_tokens = prod(grid)
         # The product of floats may fall a hair below the whole number it stands for: 10 * (1 - 0.9) < 1.
-        num_visible = floor(num_tokens * (1 - ratio) + 1e-6)
+        num_visible = floor(num_tokens * (1 - self.ratio) + 1e-6)
         if not 0 < num_visible < num_tokens:
             raise UsageError(
-                f"mask_ratio {ratio} on a grid of {'x'.join(map(str, grid))} = {num_tokens} patches leaves "
+                f"mask_ratio {self.ratio} on a grid of {'x'.join(map(str, grid))} = {num_tokens} patches leaves "
                 f"{num_visible} visible and {num_tokens - num_visible} hidden; each must be at least 1: "
                 "use smaller patches, larger images or another ratio"
             )
@@ -57,7 +58,7 @@ class RandomMasking:
             ratio: share hidden, as a schedule wants it; None: the strategy's own.
 
         Raises:
-            UsageError: the ratio would leave no visible or no hidden token on this grid.
+            UsageError: the ratio is out of range, or would leave no visible or no hidden token on this grid.
         """
         num_visible = self.num_visible(grid, ratio)
         order = uniform(keys, prod(grid), Stream.MASK).argsort(dim=1, stable=True)  # [B, N]

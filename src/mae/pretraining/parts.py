@@ -25,7 +25,7 @@ from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
 
-NUM_PANEL_IMAGES = 8
+_NUM_PICTURED = 8
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
 
 
@@ -142,11 +142,8 @@ def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:
 def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int], None]:
     """A function that draws the same images under the same masks each time it is called."""
     config = prepared.model_config
-    order = permutation(prepared.config.seed, FIXED_EPOCH, len(prepared.images))
-    shown = list(islice(readable(prepared.images, order.tolist()), NUM_PANEL_IMAGES))
-    crops = torch.stack([central_crop(image, config.img_size) for _, image in shown])
+    crops, keys = pictured(prepared.images, config.img_size, seed=prepared.config.seed)
     images = normalise(crops.to(prepared.device), *prepared.statistics())
-    keys = sample_keys(prepared.config.seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
     plan = model.masking.plan(config.grid, keys.to(prepared.device))
 
     def draw(step: int) -> None:
@@ -156,6 +153,14 @@ def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int]
         draw_panels(model, images, plan, mean=config.mean, std=config.std, path=path, title=title)
 
     return draw
+
+
+def pictured(images: ImageSet, img_size: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
+    """Crops `[8, C, H, W]` of the images that pictures show, the same ones each time, and the keys of their masks."""
+    order = permutation(seed, FIXED_EPOCH, len(images)).tolist()
+    shown = list(islice(readable(images, order), _NUM_PICTURED))
+    crops = torch.stack([central_crop(image, img_size) for _, image in shown])
+    return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
 
 
 def readable(images: ImageSet, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

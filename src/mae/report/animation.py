@@ -1,14 +1,12 @@
 """Sheets one after another, as a GIF."""
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from mae.errors import MAEError
+from mae.report.canvas import whole_file
 
 FRAME_MS, LAST_FRAME_MS = 700, 3000
 _COLOURS = 256  # all that a GIF has
@@ -38,9 +36,7 @@ def write_animation(draw: Sequence[Callable[[Path], object]], path: Path) -> Non
     palette = ends.quantize(_COLOURS)
     frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, what="animation") as unfinished:
         frames[0].save(
             unfinished,
             format="GIF",
@@ -50,12 +46,6 @@ def write_animation(draw: Sequence[Callable[[Path], object]], path: Path) -> Non
             loop=0,
             optimize=False,
         )
-        unfinished.replace(path)
-    except OSError as error:
-        raise MAEError(f"cannot write the animation {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
-            unfinished.unlink()
 
 
 def _drawn(draw: Callable[[Path], object], path: Path) -> Image.Image:

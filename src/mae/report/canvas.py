@@ -131,14 +131,28 @@ def save_png(figure: "Figure", path: Path) -> None:
     Raises:
         MAEError: the file cannot be written.
     """
+    with whole_file(path, what="picture") as unfinished, _without_glyph_warnings():
+        figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white")
+
+
+@contextmanager
+def whole_file(path: Path, *, what: str) -> Iterator[Path]:
+    """A name beside `path` to write to; afterwards what stands there replaces `path` at once, or nothing does.
+
+    Args:
+        path: the file; its folder is made.
+        what: what the file is called in a message.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _without_glyph_warnings():
-            figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white")
+        yield unfinished
         unfinished.replace(path)
     except OSError as error:
-        raise MAEError(f"cannot write the picture {path}: {error.strerror or error}") from error
+        raise MAEError(f"cannot write the {what} {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
             unfinished.unlink()

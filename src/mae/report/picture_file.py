@@ -1,8 +1,6 @@
 """One picture in a file of its own, in the type of the image it was made from."""
 
 import io
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from mae.errors import MAEError
+from mae.report.canvas import whole_file
 
 
 def write_picture(picture: Float[Tensor, "C H W"], path: Path, *, dtype: np.dtype) -> Path:
@@ -40,13 +38,6 @@ def write_picture(picture: Float[Tensor, "C H W"], path: Path, *, dtype: np.dtyp
     else:
         tifffile.imwrite(content, values, photometric="rgb" if channels == 3 else "minisblack", planarconfig="contig")
     path = path if is_png else path.with_suffix(".tif")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path, what="picture") as unfinished:
         unfinished.write_bytes(content.getvalue())
-        unfinished.replace(path)
-    except OSError as error:
-        raise MAEError(f"cannot write the picture {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # gone after a success, and a full disk must not hide the first error
-            unfinished.unlink()
     return path
