@@ -67,6 +67,28 @@ def test_there_is_a_job_on_each_gpu(
     assert begun == [(given[0], 0), (given[1], 1 if gpus else 0)]
 
 
+def test_the_time_left_is_told_by_what_was_done_since_the_study_was_gone_on_with(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (job,), clock, share, text = jobs(1, labelled, tmp_path), [1000.0], [0.8], io.StringIO()
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
+
+    class Running(runner._Running):
+        def __init__(self) -> None:
+            self.job, self.place = job, Place(root=tmp_path, name=job.name)
+
+        def share_done(self) -> tuple[float, str]:
+            return share[0], "step 1/2"
+
+    running = Running()
+    with runner._display(Console(file=text, width=300), tmp_path, [job]) as display:
+        display.show([running], {})
+        clock[0], share[0] = 1100.0, 0.9
+        display.show([running], {})
+    first, second = text.getvalue().splitlines()
+    assert "left" not in first and second.endswith("; 1 min 40 s left")
+
+
 def test_a_finished_job_is_not_begun(begun: Any, labelled: Path, tmp_path: Path):
     (job,) = jobs(1, labelled, tmp_path)
     with alone(tmp_path / "study", "features"):

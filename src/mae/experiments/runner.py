@@ -205,25 +205,24 @@ class _Display:
     def __init__(self, console: Console, root: Path, jobs: Sequence[Job], bar: Progress) -> None:
         self._console, self._root, self._jobs, self._bar = console, root, jobs, bar
         self._task = bar.add_task("starting", total=len(jobs))
-        self._began, self._spoke = time.monotonic(), 0.0
+        self._spoke = 0.0
         self._shown: tuple[object, ...] = ()
-        self._before = self._finished()
-
-    def _finished(self) -> float:
-        return float(sum(Place(root=self._root, name=job.name).finished for job in self._jobs))
+        self._start: tuple[float, float] | None = None
 
     def show(self, running: Iterable[_Running], failed: Mapping[str, str]) -> None:
         """Tell how far it is."""
         shares = [(job.job.name, *job.share_done()) for job in running if not job.place.finished]
-        finished = self._finished()
+        finished = sum(Place(root=self._root, name=job.name).finished for job in self._jobs)
         done = finished + sum(share for _, share, _ in shares)
-        gained = done - self._before
+        if self._start is None:  # a job that goes on has a share from before, which says nothing of the pace now
+            self._start = time.monotonic(), done
+        seconds, gained = time.monotonic() - self._start[0], done - self._start[1]
         left = len(self._jobs) - len(failed) - done
         at = ", ".join(f"{name}: {what}" for name, _, what in shares)
-        text = f"{finished:.0f} of {len(self._jobs)} runs done" + (f", {len(failed)} failed" if failed else "")
+        text = f"{finished} of {len(self._jobs)} runs done" + (f", {len(failed)} failed" if failed else "")
         text += f"; {at}" if at else ""
         if gained > 0.02:
-            text += f"; {duration((time.monotonic() - self._began) / gained * left)} left"
+            text += f"; {duration(seconds / gained * left)} left"
         self._bar.update(self._task, completed=done, description=text)
         state = (finished, tuple(failed), tuple(name for name, _, _ in shares))
         due = time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES
