@@ -1,5 +1,9 @@
 """Which device and precision is taken, and a device that is out of memory, told in words that help."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -61,3 +65,29 @@ def test_nothing_is_said_where_nothing_fails():
     with explained_memory_failure("take smaller images"):
         found = torch.ones(2).sum()
     assert found == 2
+
+
+FAULTS = """
+import resource, sys, torch
+from mae.training.device import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def step():
+    first, second = torch.ones(2**24), torch.ones(2**22)
+    return first.sum() + second.sum()
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator is what is told")
+def test_freed_memory_is_used_again_without_asking_the_system():
+    def faults(how: str) -> int:
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert faults("keep") < faults("default") / 10

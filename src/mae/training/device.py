@@ -1,6 +1,8 @@
 """Where and in which precision to compute."""
 
+import ctypes
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -8,6 +10,7 @@ import torch
 
 from mae.errors import MAEError, UsageError
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _LARGEST_INT = -1, -4, 2**31 - 1  # of glibc's malloc.h
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -64,3 +67,14 @@ def explained_memory_failure(advice: str) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and not re.search("out of memory|allocate memory", str(error)):
             raise
         raise MAEError(f"the device ran out of memory: {str(error).splitlines()[0]}; {advice}") from error
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed for what is asked for next, in this process from now on; elsewhere nothing.
+
+    By default it hands large blocks back to the system at once, and every training step on a CPU begins by asking for
+    the same ones again, page by page. What the process holds at its peak does not grow, but it is held until the end.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
+        libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+        libc.mallopt(_M_MMAP_MAX, 0)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mae.errors import MAEError
 from mae.training import checkpoint
-from mae.training.device import autocast
+from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import World
 from mae.training.log import Observer
 from mae.training.meter import Meter
@@ -154,6 +154,8 @@ class Trainer:
         Raises:
             MAEError: the loss or the gradient is not finite, or a checkpoint could not be written.
         """
+        if self.device.type == "cpu":
+            keep_freed_memory()
         began = time.monotonic() - self.seconds
         with StopSignals() as signals, closing(self.batches(self.step)) as batches:
             if self.step == 0:
