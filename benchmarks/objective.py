@@ -24,6 +24,7 @@ from step import autocast, timed
 from mae.masking.schedule import RatioSchedule
 from mae.models.zoo import create_model
 from mae.recipes.improved import improved
+from mae.training.device import keep_freed_memory
 
 RECIPE = improved()
 PLAIN = "plain"
@@ -86,6 +87,7 @@ def make_step(name: str, options: Mapping[str, Any], ratio: float, args: argpars
 
 def main() -> None:
     args = parse_args()
+    keep_freed_memory()  # as in training
     steps = {name: make_step(args.model, options, ratio, args) for name, (options, ratio) in variants().items()}
     for step in steps.values():
         step(), step()

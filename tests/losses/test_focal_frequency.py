@@ -57,25 +57,6 @@ def test_one_wave_weighs_fully() -> None:
     assert float(value) == pytest.approx(0.5, rel=1e-5)  # its mean square
 
 
-def test_true_pixels_stand_on_visible_patches_unless_raw() -> None:
-    error = torch.randn(2, 3, 4, 6)
-    hidden = (torch.arange(6) < 3).expand(2, 1, 4, 6)
-    assembled, raw = FocalFrequencyError()(error, hidden), FocalFrequencyError(raw=True)(error, hidden)
-    everywhere = everything(error)
-    assert torch.equal(assembled, FocalFrequencyError()(error * hidden, everywhere))
-    assert torch.equal(raw, FocalFrequencyError()(error, everywhere))
-    assert torch.equal(assembled, FocalFrequencyError()(error.masked_fill(~hidden, float("nan")), hidden))
-
-
-def test_gradient_reaches_hidden_pixels_alone_unless_raw() -> None:
-    hidden = (torch.arange(6) < 3).expand(1, 1, 4, 6)
-    for raw in (False, True):
-        error = torch.randn(1, 2, 4, 6, requires_grad=True)
-        FocalFrequencyError(raw=raw)(error, hidden).backward()
-        assert error.grad is not None and error.grad[..., :3].abs().max() > 0
-        assert bool(error.grad[..., 3:].abs().max() > 0) == raw
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("filling", [0.0, 1.0])
 def test_gradient_is_finite_where_nothing_is_wrong(filling: float, options: dict) -> None:

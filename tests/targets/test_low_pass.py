@@ -94,9 +94,9 @@ def test_target_and_deviation_are_the_pixel_targets_of_the_filtered_image(norm_p
     assert not torch.allclose(filtered, images, atol=0.1)
     assert torch.equal(target(images, tokens), plain(filtered, tokens))
     if norm_pix:
-        assert torch.equal(target.deviation(images, tokens), plain.deviation(filtered, tokens))
+        assert torch.equal(target.with_deviation(images, tokens)[1], plain.with_deviation(filtered, tokens)[1])
     else:
-        assert target.deviation(images, tokens) is None
+        assert target.with_deviation(images, tokens)[1] is None
         assert torch.equal(target(images), patchify(filtered, (4, 4)))
 
 

@@ -65,12 +65,14 @@ def test_deviation_turns_an_error_of_the_target_into_one_of_pixels(tokens: Tenso
     target = PixelTarget(patch_size=(4, 4))
     mean, deviation = patch_statistics(patchify(images, (4, 4), tokens))
     guess = patchify(other, (4, 4), tokens)  # pixels a decoder might have meant, as it would have to say them
-    error = ((guess - mean) / deviation - target(images, tokens)) * target.deviation(images, tokens)
+    values, unit = target.with_deviation(images, tokens)
+    assert torch.equal(values, target(images, tokens))
+    error = ((guess - mean) / deviation - values) * unit
     assert_close(error, guess - patchify(images, (4, 4), tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_plain_pixels_have_no_deviation() -> None:
-    assert PixelTarget(patch_size=(4, 4), norm_pix=False).deviation(torch.randn(1, 3, 8, 8)) is None
+    assert PixelTarget(patch_size=(4, 4), norm_pix=False).with_deviation(torch.randn(1, 3, 8, 8))[1] is None
 
 
 def test_the_picture_is_the_image_itself() -> None:

@@ -60,16 +60,13 @@ class FocalFrequencyError:
         """The value in float32, not multiplied by `weight`.
 
         Args:
-            error: prediction minus image as pictures, any floating type. Without `raw` it may hold anything
-                on visible pixels.
-            hidden: True on the pixels of hidden patches.
+            error: prediction minus image as pictures, any floating type; without `raw` 0 on visible pixels.
+            hidden: not asked for: each frequency is one of the whole image.
 
         Raises:
             UsageError: a side of the image is not a multiple of the patch factor.
         """
         error = error.float()
-        if not self.raw:
-            error = error.masked_fill(~hidden, 0)
         parts = self._parts(error)
         with torch.autocast(error.device.type, enabled=False):
             spectrum = torch.fft.rfft2(parts, norm="ortho")  # half the plane: the other half mirrors it

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from mae.errors import UsageError
 
 
-def laplacian(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+def laplacian(images: Shaped[Tensor, "B C H W"]) -> Shaped[Tensor, "B C H W"]:
     """Sum of the four neighbours less four times the pixel, channel by channel; the border is repeated outwards.
 
     In other words the sum of (neighbour - pixel) over the neighbours there are, since a repeated border adds 0. A
@@ -58,16 +58,12 @@ class LaplacianError:
         """The value in float32, not multiplied by `weight`.
 
         Args:
-            error: prediction minus image as pictures, any floating type. Without `raw` it may hold anything
-                on visible pixels.
+            error: prediction minus image as pictures, any floating type; without `raw` 0 on visible pixels.
             hidden: True on the pixels of hidden patches; at least one.
         """
         error = error.float()
-        if not self.raw:
-            error = error.masked_fill(~hidden, 0)
-        values = hidden.sum() * error.shape[1]
         # With s the signs on hidden pixels, the sum of |L e| is <s, L e> = <L s, e>: L is symmetric. The gradient
-        # is L s itself, so nothing of the way there is kept for the backward pass.
+        # is L s itself, so nothing of the way there is kept for the backward pass; within -8 and 8, it fits a byte.
         with torch.no_grad():
-            slope = laplacian(laplacian(error).sign_().mul_(hidden)).div_(values)
-        return (slope * error).sum()
+            slope = laplacian(laplacian(error).sign_().to(torch.int8).mul_(hidden))
+        return (slope * error).sum() / (hidden.sum() * error.shape[1])

@@ -37,8 +37,8 @@ class Target(Protocol):
 class PictureTarget(Target, Protocol):
     """A target from which the predicted picture can be told."""
 
-    def deviation(self, images: Tensor, tokens: Tensor | None = None) -> Tensor | None:
-        """What one unit of the target is in the images' own, `[B, M, 1]`; None where they are the same."""
+    def with_deviation(self, images: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Target values, and what one unit of them is in the images' own, `[B, M, 1]`; None where that is the same."""
 
 
 @runtime_checkable
@@ -62,7 +62,10 @@ class PictureTerm(Protocol):
         """Whether it wants a prediction for visible patches too."""
 
     def __call__(self, error: Tensor, hidden: Tensor) -> Tensor:
-        """A scalar, unweighted, from the picture's error `[B, C, H, W]` and where it is hidden `[B, 1, H, W]`."""
+        """A scalar, unweighted, from the picture's error `[B, C, H, W]` and where it is hidden `[B, 1, H, W]`.
+
+        Unless it is `raw`, true pixels stand on visible patches: the error there is 0.
+        """
 
 
 @runtime_checkable
@@ -153,40 +156,42 @@ class MaskedAutoencoder(nn.Module):
             plan = plan.predict_all()
         latent = self.encoder(images, plan.visible)
         prediction = self.decoder(latent, plan, grid)
-        target = self.target(images, plan.predicted)
         with torch.autocast(images.device.type, enabled=False):
-            terms = {"reconstruction": self.loss(prediction, target, plan.weight)}
-            terms |= self._judge_picture(images, prediction, target, plan)
-            terms |= self._judge_features(latent)
+            terms = self._judge_prediction(images, prediction, plan, grid) | self._judge_features(latent)
         weights = {name: term.weight for name, term in self.picture_terms.items()}
         weights |= {name: term.weight for name, term in self.feature_terms.items()}
         loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=latent)
 
-    def _judge_picture(
-        self,
-        images: Float[Tensor, "B C H W"],
-        prediction: Float[Tensor, "B M P"],
-        target: Float[Tensor, "B M P"],
-        plan: MaskPlan,
+    def _judge_prediction(
+        self, images: Float[Tensor, "B C H W"], prediction: Float[Tensor, "B M P"], plan: MaskPlan, grid: Grid
     ) -> dict[str, Float[Tensor, ""]]:
+        """The reconstruction loss and the terms on the predicted picture."""
+        if not self.picture_terms:
+            return {"reconstruction": self.loss(prediction, self.target(images, plan.predicted), plan.weight)}
+        assert isinstance(self.target, PictureTarget)
+        target, deviation = self.target.with_deviation(images, plan.predicted)
+        error = prediction.float() - target
+        if deviation is not None:  # the mean is in both and cancels
+            error = error * deviation
+        terms = {"reconstruction": self.loss(prediction, target, plan.weight)}
+        return terms | self._judge_picture(error, plan, grid)
+
+    def _judge_picture(self, error: Float[Tensor, "B M P"], plan: MaskPlan, grid: Grid) -> dict[str, Float[Tensor, ""]]:
         """The terms on the predicted picture, whose error is in the unit of the (normalised) images.
 
         A norm-pix prediction is brought back to pixels with the true mean and deviation of its patch, so an error
         counts by the contrast of the patch it is made in, and flat patches count next to nothing.
         """
-        if not self.picture_terms:
-            return {}
-        assert isinstance(self.target, PictureTarget)
-        error, deviation = prediction.float() - target, self.target.deviation(images, plan.predicted)
-        if deviation is not None:  # the mean is in both and cancels
-            error = error * deviation
         patch_size = self.encoder.patch_embed.patch_size
-        grid = self.encoder.patch_embed.grid(images)
-        picture = unpatchify(plan.on_grid(error), grid, patch_size)
-        pixels = plan.hidden.unsqueeze(-1).expand(-1, -1, patch_size[0] * patch_size[1])
+        where = plan.hidden.unsqueeze(-1)
+        pixels = where.expand(-1, -1, patch_size[0] * patch_size[1])
         hidden: Bool[Tensor, "B 1 H W"] = unpatchify(pixels, grid, patch_size)
-        return {name: term(picture, hidden) for name, term in self.picture_terms.items()}
+        whole = plan.on_grid(error)
+        raw = assembled = unpatchify(whole, grid, patch_size)
+        if plan.visible.shape[1] + plan.predicted.shape[1] > plan.hidden.shape[1]:  # visible ones are predicted too
+            assembled = unpatchify(whole * where, grid, patch_size)
+        return {name: term(raw if term.raw else assembled, hidden) for name, term in self.picture_terms.items()}
 
     def _judge_features(self, latent: Float[Tensor, "B L D"]) -> dict[str, Float[Tensor, ""]]:
         """The terms on the mean visible token of each image."""
