@@ -61,7 +61,7 @@ def test_a_failing_write_leaves_nothing_and_keeps_the_earlier_one(written: Path,
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_optimizer_tensors", full)
+    monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(MAEError, match=r"could not write .*step-00000013.*No space left.*step-00000012, is untouched"):
         trainer.step = 13
         trainer._save()

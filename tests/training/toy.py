@@ -1,6 +1,6 @@
 """A module, batches and settings small enough to train in a blink; the engine needs no more than this."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mae.training.distributed import World
 from mae.training.engine import Trainer, TrainingSettings
+from mae.training.lars import LARS
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
 
@@ -45,14 +46,14 @@ class Line(nn.Module):
 
 
 def batches(
-    step: int, *, accumulate: int = 1, broken_at: int | None = None
+    step: int, *, accumulate: int = 1, broken_at: Collection[int] = ()
 ) -> Generator[dict[str, Tensor], None, None]:
     """The parts of each step's eight samples: functions of the step alone."""
     while True:
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(8, 4, generator=generator)
         y = x.sum(dim=1, keepdim=True) + 1
-        if step == broken_at:
+        if step in broken_at:
             y[0] = torch.nan
         for part in range(accumulate):
             yield {"x": x.chunk(accumulate)[part], "y": y.chunk(accumulate)[part]}
@@ -76,12 +77,17 @@ def adamw(module: nn.Module) -> Optimizer:
     return make_optimizer(module, weight_decay=0.1, betas=(0.9, 0.95))
 
 
+def lars(module: nn.Module) -> Optimizer:
+    return LARS(module.named_parameters(), weight_decay=0.1, trust=0.1)
+
+
 def make_trainer(
     folder: Path,
     *,
-    broken_at: int | None = None,
+    broken_at: Collection[int] = (),
     identity: str = "toy",
     optimizer: Callable[[nn.Module], Optimizer] = adamw,
+    capture: Callable[[int], Path] | None = None,
     **changes: Any,
 ) -> Trainer:
     """A trainer of a freshly seeded line."""
@@ -95,7 +101,8 @@ def make_trainer(
         settings=settings,
         folder=folder,
         identity={"name": identity},
-        metadata={"kind": "line"},
+        metadata=lambda: {"kind": "line"},
         device=torch.device("cpu"),
         world=World(),
+        capture=capture,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -254,9 +255,12 @@ def _read(folder: Path) -> dict[str, Tensor] | None:
         return None
     try:
         names = read_json(folder / "key.json")["arrays"]
+        if any(Path(name).name != name for name in names):  # leads out of the folder
+            return None
         # "c": what is written to the tensor stays in memory
         return {
             name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)) for name in names
         }
-    except (OSError, ValueError, EOFError, KeyError):
+    # numpy reads a header as Python's own literals, and its tokenizer has errors of its own.
+    except (OSError, ValueError, TypeError, EOFError, KeyError, SyntaxError, TokenError):
         return None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mae.errors import MAEError
+from mae.records import read_json
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
@@ -51,16 +52,19 @@ def write_checkpoint(
         The committed folder.
 
     Raises:
-        MAEError: it could not be written; nothing half-written is left, earlier checkpoints are untouched.
+        MAEError: it could not be written, or a value in it is not finite; nothing half-written is left, earlier
+            checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
     aside = folder / f"{_ASIDE}{final.name}"
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    averages = _optimizer_tensors(module, optimizer)
+    _refuse_broken(final, {**weights, **averages})
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
         save_file(weights, aside / MODEL, metadata=metadata)
-        save_file(_optimizer_tensors(module, optimizer), aside / OPTIMIZER)
+        save_file(averages, aside / OPTIMIZER)
         (aside / STATE).write_text(json.dumps(state, indent=2))
         files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
         (aside / MANIFEST).write_text(json.dumps({"step": step, "kept": kept, "files": files}, indent=2))
@@ -71,12 +75,24 @@ def write_checkpoint(
         _flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        earlier = find_checkpoint(folder)
-        left = f"the last good checkpoint, {earlier}, is untouched" if earlier else "there is no earlier checkpoint"
         raise MAEError(
-            f"could not write {final}: {error}; free space there and go on with --resume ({left})"
+            f"could not write {final}: {error}; free space there and go on with --resume ({_left(folder)})"
         ) from error
     return final
+
+
+def _refuse_broken(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise MAEError(
+                f"{path} was not written: {name} holds values that are not finite (nan or inf); lower the learning "
+                f"rate (--lr), keep --clip-grad 1, or compute in --precision fp32 ({_left(path.parent)})"
+            )
+
+
+def _left(folder: Path) -> str:
+    earlier = find_checkpoint(folder)
+    return f"the last good checkpoint, {earlier}, is untouched" if earlier else "there is no earlier checkpoint"
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -105,9 +121,10 @@ def prune(folder: Path, *, keep: int) -> None:
 def check(path: Path) -> str:
     """What is wrong with a checkpoint; an empty string where its files are those that were written."""
     try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
+        files = read_json(path / MANIFEST)["files"]
         for name in (MODEL, OPTIMIZER, STATE):
-            if _describe(path / name) != files[name]:
+            # The size first: what is larger than it should be, or is no file at all, is not read to its end.
+            if (path / name).stat().st_size != files[name]["bytes"] or _describe(path / name) != files[name]:
                 return f"{path / name} is not the file that was written (size or checksum differs)"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path} is incomplete: {error!r}"
@@ -116,7 +133,7 @@ def check(path: Path) -> str:
 
 def read_state(path: Path) -> dict[str, Any]:
     """The JSON values stored in a checkpoint."""
-    return json.loads((path / STATE).read_text())
+    return read_json(path / STATE)
 
 
 def restore(path: Path, *, module: nn.Module, optimizer: Optimizer) -> None:
@@ -162,7 +179,7 @@ def _committed(folder: Path) -> list[Path]:
 def _is_kept(path: Path) -> bool:
     """Whether the manifest says so: it holds for good, whatever the run is told when it goes on."""
     try:
-        return json.loads((path / MANIFEST).read_text())["kept"] is True
+        return read_json(path / MANIFEST)["kept"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -48,6 +48,14 @@ class World:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return tuple(bool(value) for value in values.tolist())
 
+    def all(self, flag: Tensor) -> Tensor:
+        """A flag on the run's device, true when it is true in every process; nobody waits for the device."""
+        if self.size == 1:
+            return flag
+        value = flag.float()
+        dist.all_reduce(value, op=dist.ReduceOp.MIN)
+        return value.bool()
+
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Let the main process through before the others, so that only it downloads what is missing."""

@@ -18,6 +18,7 @@ from mae.errors import MAEError
 from mae.training import checkpoint
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import World
+from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps
 from mae.training.log import Observer
 from mae.training.meter import Meter
 from mae.training.schedule import WarmupCosine
@@ -25,6 +26,7 @@ from mae.training.signals import StopSignals
 
 SECONDS_BETWEEN_SAVES = 600.0
 _KEPT_CHECKPOINTS = 2
+_STEPS_WATCHED = 1000  # a run that went back must get so far before it may go back again
 
 Batches = Callable[[int], Generator[Mapping[str, Any], None, None]]
 """From a step's number to the keyword arguments of the module's forward, `accumulate` of them a step, from there on."""
@@ -82,9 +84,11 @@ class Trainer:
         settings: how to train.
         folder: where checkpoints go.
         identity: JSON values that say what run this is; a checkpoint with others is refused.
-        metadata: text for the header of the weights' files.
+        metadata: makes the text for the header of a weights' file, asked before each is written.
         device: where the module is.
         world: the processes that train together.
+        capture: writes down what is needed to see a step again that ended the run, and tells where; given the number
+            of steps before it. None: nothing is written.
     """
 
     def __init__(
@@ -96,9 +100,10 @@ class Trainer:
         settings: TrainingSettings,
         folder: Path,
         identity: Mapping[str, Any],
-        metadata: dict[str, str],
+        metadata: Callable[[], dict[str, str]],
         device: torch.device,
         world: World,
+        capture: Callable[[int], Path] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -109,12 +114,15 @@ class Trainer:
         self.metadata = metadata
         self.device = device
         self.world = world
+        self.capture = capture
         self.step = 0
         self.seconds = 0.0
         self._wrapped = world.wrap(module, device)
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._meter = Meter()
+        self._finite = FiniteSteps(device, world)
+        self._went_back_at: int | None = None
         self._saved_step = -1
         self._saved_at = time.monotonic()
 
@@ -139,6 +147,7 @@ class Trainer:
         checkpoint.restore(path, module=self.module, optimizer=self.optimizer)
         self._scaler.load_state_dict(state["scaler"])
         self.step, self.seconds = state["step"], state["seconds"]
+        self._went_back_at = state.get("went_back_at")
         self._saved_step = self.step
 
     def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
@@ -152,7 +161,8 @@ class Trainer:
             Whether the run is finished.
 
         Raises:
-            MAEError: the loss or the gradient is not finite, or a checkpoint could not be written.
+            MAEError: the loss or the gradient is not finite in several steps in a row and there is nothing to go back
+                to, or it went back lately; or a checkpoint could not be written.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -164,13 +174,16 @@ class Trainer:
                 self._train_step(batches)
                 self.seconds = time.monotonic() - began
                 stop, save = self.world.any(signals.asked, self._save_is_due())
-                last = self.step == self.settings.total_steps
-                self._check_finite(at_once=self.device.type == "cpu" or save or stop or last)
-                saving = save or stop or last
-                if self.step % self.settings.log_every == 0 or saving:
+                saving = save or stop or self.step == self.settings.total_steps
+                reading = self.step % self.settings.log_every == 0 or saving
+                whole = True
+                if reading or self.device.type == "cpu":  # on a GPU asking costs a wait for the device
+                    whole = self._heed_broken_steps(observers)
+                if reading:
                     self._log(observers)  # before a save: a resumed run begins with an empty meter too
                 self._run_tasks(tasks, observers)  # before a save: a resumed run does not come back to this step
-                if saving:
+                # Weights that make a step break may be broken in all but name, and would push a good checkpoint out.
+                if stop or self.step == self.settings.total_steps or (save and whole):
                     self._save()
                 if stop:
                     break
@@ -188,12 +201,26 @@ class Trainer:
             parts.append(self._backward(batch, sync=part == self.settings.accumulate - 1))
         self._scaler.unscale_(self.optimizer)
         norm = self._clip()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
         means = {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
-        self._meter.step({**means, "grad_norm": norm})
+        # fp16 overflows now and then, and the scaler leaves those steps out: there only the loss tells.
+        judged = (means["loss"],) if self._scaler.is_enabled() else (means["loss"], norm)
+        finite = self._finite.judge(self.step, *judged)
+        self._update(finite)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
+
+    def _update(self, finite: Tensor) -> None:
+        """Move the weights, but not by a step that is not finite."""
+        if self._scaler.is_enabled():
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            # The way by which the scaler tells a fused optimizer to stand still, without waiting for the device.
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif bool(finite):
+            self.optimizer.step()
 
     def _backward(self, batch: Mapping[str, Any], *, sync: bool) -> dict[str, Tensor]:
         """Gradients of one part of a batch; processes exchange theirs with the last part only."""
@@ -211,28 +238,61 @@ class Trainer:
             return nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad)
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def _check_finite(self, *, at_once: bool) -> None:
-        """Stop a run whose numbers are broken, before anything of it is saved.
+    def _heed_broken_steps(self, observers: Sequence[Observer]) -> bool:
+        """Tell of steps that were left out; several in a row send the run back to its last good checkpoint.
 
-        On a GPU asking costs a wait for the device, so it is asked where the numbers are read anyway.
+        Returns:
+            Whether the newest step was whole.
+
+        Raises:
+            MAEError: there is no checkpoint to go back to, or it went back not long ago.
         """
-        if not at_once and self.step % self.settings.log_every != 0:
-            return
-        # fp16 overflows now and then; the scaler skips those steps, so only the loss tells.
-        watched = {"loss"} if self._scaler.is_enabled() else {"loss", "grad_norm"}
-        if self._meter.is_finite(watched):
-            return
-        last = checkpoint.find_checkpoint(self.folder)
-        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
-        raise MAEError(
-            f"the loss or its gradient is not finite (nan or inf) at step {self.step}, learning rate "
-            f"{self.settings.schedule(self.samples):.3g}; stopped, {kept}. Lower the rate (--lr), keep --clip-grad 1, "
-            "or compute in --precision fp32; and see that the images hold no nan"
+        broken = self._finite.read()
+        if broken.left_out:
+            what = "1 step was" if broken.left_out == 1 else f"{broken.left_out} steps were"
+            text = f"{what} left out, the last is step {broken.last + 1}: loss or gradient not finite (nan or inf)"
+            self._warn(observers, "step left out", text)
+        if broken.in_a_row >= MOST_IN_A_ROW:
+            self._go_back(observers, broken)
+        return broken.now == 0
+
+    def _go_back(self, observers: Sequence[Observer], broken: BrokenSteps) -> None:
+        newest = checkpoint.find_checkpoint(self.folder)
+        lately = self._went_back_at is not None and self.step - self._went_back_at < _STEPS_WATCHED
+        if newest is None or lately:
+            raise MAEError(self._why_it_ends(broken, newest))
+        checkpoint.restore(newest, module=self.module, optimizer=self.optimizer)
+        self._scaler.load_state_dict(checkpoint.read_state(newest)["scaler"])
+        self._went_back_at = self.step
+        self._finite.begin_afresh()
+        text = (
+            f"{broken.in_a_row} steps in a row were not finite: the weights are those of {newest.name} again, and the "
+            f"run goes on with the images after step {self.step}"
         )
+        self._warn(observers, "went back", text)
+
+    def _why_it_ends(self, broken: BrokenSteps, newest: Path | None) -> str:
+        again = "" if self._went_back_at is None else f", and it went back already at step {self._went_back_at}"
+        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
+        captured = ""
+        if self.capture is not None and self.world.is_main:
+            captured = f"; what happened is in {self.capture(broken.last)}, see it again with: mae replay"
+        return (
+            f"the loss or its gradient is not finite (nan or inf) in {broken.in_a_row} steps in a row up to step "
+            f"{broken.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
+            "Lower the rate (--lr), keep --clip-grad 1, or compute in --precision fp32; and see that the images hold "
+            f"no nan{captured}"
+        )
+
+    def _warn(self, observers: Sequence[Observer], name: str, text: str) -> None:
+        for observer in observers:
+            observer.log({"step": self.step, "samples": self.samples, "warning": {"name": name, "text": text}})
 
     def _log(self, observers: Sequence[Observer]) -> None:
         means, names, speed = self._meter.read(self.settings.batch_size)
         values = dict(zip(names, self.world.mean(means).tolist(), strict=True))
+        if not isfinite(values["loss"]):  # every step was left out, which was told
+            return
         row = {
             "step": self.step,
             "samples": self.samples,
@@ -265,6 +325,7 @@ class Trainer:
                 "samples": self.samples,
                 "seconds": self.seconds,
                 "scaler": self._scaler.state_dict(),
+                "went_back_at": self._went_back_at,
                 "identity": self.identity,
             }
             json.dumps(state)  # fails here, before anything is written, if a value is not plain
@@ -274,7 +335,7 @@ class Trainer:
                 module=self.module,
                 optimizer=self.optimizer,
                 state=state,
-                metadata=self.metadata,
+                metadata=self.metadata(),
                 kept=self._is_for_good(),
             )
             checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS)

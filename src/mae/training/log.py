@@ -51,7 +51,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
     return rows
 
@@ -75,7 +75,10 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=start_samples + 1 if start_samples else 0)
 
     def log(self, row: LogRow) -> None:
-        """Write each number of a row."""
+        """Write each number of a row, and a warning as text."""
+        if "warning" in row:
+            self._writer.add_text("warning", row["warning"]["text"], row["samples"])
+            return
         for name, value in row.items():
             if isinstance(value, Mapping):
                 for part, number in value.items():

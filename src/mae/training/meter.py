@@ -15,6 +15,7 @@ class Meter:
 
     def _reset(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._counted: Tensor | int = 0
         self._steps = 0
         self._waited = 0.0
         self._began = perf_counter()
@@ -27,23 +28,22 @@ class Meter:
         """Time spent on other things than training, such as saving; it does not count in the speed."""
         self._began += seconds
 
-    def step(self, values: dict[str, Tensor]) -> None:
-        """The named numbers of one optimizer step."""
+    def step(self, values: dict[str, Tensor], finite: Tensor) -> None:
+        """The named numbers of one optimizer step; those of a step that is not finite are left out of the means."""
         for name, value in values.items():
-            value = value.detach().float()
+            value = torch.where(finite, value.detach().float(), 0.0)
             self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counted = self._counted + finite
         self._steps += 1
 
-    def is_finite(self, names: set[str]) -> bool:
-        """Whether every named number since the last row was finite; waits for the device."""
-        sums = [self._sums[name] for name in names if name in self._sums]
-        return not sums or bool(torch.stack(sums).isfinite().all())
-
     def read(self, samples_per_step: int) -> tuple[Tensor, list[str], dict[str, Any]]:
-        """Means of the numbers since the last call, their names, and how fast it went; starts afresh."""
+        """Means of the numbers since the last call, their names, and how fast it went; starts afresh.
+
+        The means are nan where every step since then was left out.
+        """
         seconds = max(perf_counter() - self._began, 1e-9)
         names = list(self._sums)
-        means = torch.stack([self._sums[name] for name in names]) / self._steps
+        means = torch.stack([self._sums[name] for name in names]) / self._counted
         speed = {
             "images_per_second": self._steps * samples_per_step / seconds,
             "data_wait": self._waited / seconds,

@@ -50,6 +50,10 @@ class RunFolder:
         """Pictures of reconstructions."""
         return self.root / "panels"
 
+    def failure(self, step: int) -> Path:
+        """What was written down of the step after `step` steps, which ended the run."""
+        return self.root / "failures" / f"step-{step + 1:08d}"
+
     def panel(self, step: int) -> Path:
         """The picture drawn after a step."""
         return self.panels / f"step-{step:08d}.png"

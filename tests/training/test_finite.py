@@ -1,0 +1,159 @@
+"""Steps that are not finite: left out, told, gone back from, and in the end the end of the run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from toy import Recorder, lars, make_trainer
+
+from mae.errors import MAEError
+from mae.training import engine
+from mae.training.checkpoint import find_checkpoint
+from mae.training.distributed import World
+from mae.training.engine import PeriodicTask
+from mae.training.finite import FiniteSteps
+
+
+def values(module: nn.Module) -> list[float]:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).tolist()
+
+
+def warnings(recorder: Recorder) -> list[tuple[int, str]]:
+    return [(row["step"], row["warning"]["name"]) for row in recorder.rows if "warning" in row]
+
+
+def weights_after_each_step(trainer, recorder: Recorder) -> list[list[float]]:
+    seen: list[list[float]] = []
+    trainer.run(
+        observers=[recorder], tasks=[PeriodicTask(every=1, run=lambda step: seen.append(values(trainer.module)))]
+    )
+    return seen
+
+
+@pytest.mark.parametrize("optimizer", ["fused", "other"])
+def test_a_broken_step_moves_nothing_and_the_run_goes_on(tmp_path: Path, optimizer: str):
+    recorder = Recorder()
+    chosen = {"optimizer": lars} if optimizer == "other" else {}
+    trainer = make_trainer(tmp_path, broken_at={5}, **chosen)
+    seen = weights_after_each_step(trainer, recorder)
+    assert seen[6] == seen[5] and all(seen[step] != seen[step + 1] for step in range(1, 12) if step != 5)
+    assert trainer.step == 12 and torch.tensor(seen).isfinite().all()
+    assert warnings(recorder) == [(6, "step left out")]
+    assert [row["step"] for row in recorder.rows if "loss" in row] == [*range(1, 6), *range(7, 13)]
+    if optimizer == "fused":  # AdamW corrects its averages by the steps it took
+        assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {11.0}
+
+
+def test_means_are_those_of_the_whole_steps(tmp_path: Path):
+    each, rows = Recorder(), Recorder()
+    make_trainer(tmp_path / "each", broken_at={5}).run(observers=[each])
+    make_trainer(tmp_path / "rows", broken_at={5}, log_every=4).run(observers=[rows])
+    losses = {row["step"]: row["loss"] for row in each.rows if "loss" in row}
+    found = {row["step"]: row["loss"] for row in rows.rows if "loss" in row}
+    assert found[8] == pytest.approx((losses[5] + losses[7] + losses[8]) / 3)
+
+
+def test_two_broken_steps_are_left_out_and_nothing_more(tmp_path: Path):
+    recorder = Recorder()
+    make_trainer(tmp_path, broken_at={5, 6, 8, 9}).run(observers=[recorder])
+    assert [name for _, name in warnings(recorder)] == ["step left out"] * 4
+
+
+def test_three_in_a_row_send_it_back_and_past_them(tmp_path: Path):
+    recorder = Recorder()
+    trainer = make_trainer(tmp_path, broken_at={5, 6, 7})
+    seen = weights_after_each_step(trainer, recorder)
+    assert seen[8] == seen[4] != seen[5]  # the checkpoint of step 4
+    assert trainer.step == 12 and seen[12] != seen[8]
+    assert warnings(recorder) == [(6, "step left out"), (7, "step left out"), (8, "step left out"), (8, "went back")]
+    text = next(row["warning"]["text"] for row in recorder.rows if row.get("warning", {}).get("name") == "went back")
+    assert "step-00000004" in text and "after step 8" in text
+
+
+def test_going_back_soon_again_ends_it_with_a_capture(tmp_path: Path):
+    captured: list[int] = []
+
+    def capture(step: int) -> Path:
+        captured.append(step)
+        return tmp_path / "what-happened"
+
+    trainer = make_trainer(tmp_path / "run", broken_at={5, 6, 7, 9, 10, 11}, capture=capture)
+    told = (
+        "3 steps in a row up to step 12, and it went back already at step 8.*step-00000004.*what-happened.*mae replay"
+    )
+    with pytest.raises(MAEError, match=told):
+        trainer.run()
+    assert captured == [11]
+
+
+def test_it_is_remembered_over_a_cut_that_it_went_back(tmp_path: Path):
+    broken = {5, 6, 7, 13, 14, 15}
+    make_trainer(tmp_path, broken_at=broken).run()
+    again = make_trainer(tmp_path, broken_at=broken, total_steps=24)
+    again.resume(tmp_path / "step-00000012")
+    with pytest.raises(MAEError, match="it went back already at step 8"):
+        again.run()
+
+
+def test_long_after_it_went_back_it_may_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "_STEPS_WATCHED", 4)
+    recorder = Recorder()
+    make_trainer(tmp_path, broken_at={5, 6, 7, 9, 10, 11}).run(observers=[recorder])
+    assert [step for step, name in warnings(recorder) if name == "went back"] == [8, 12]
+
+
+def test_without_a_checkpoint_three_in_a_row_end_it(tmp_path: Path):
+    with pytest.raises(MAEError, match=r"3 steps in a row up to step 4.*no checkpoint had been written yet"):
+        make_trainer(tmp_path, broken_at={1, 2, 3}).run()
+    assert find_checkpoint(tmp_path) is None
+
+
+def test_weights_under_which_a_step_broke_push_no_checkpoint_out(tmp_path: Path):
+    make_trainer(tmp_path, broken_at={5, 6, 8}, save_every=1, total_steps=9).run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000009"]
+    with pytest.raises(MAEError, match="step-00000005"):
+        make_trainer(tmp_path / "broken", broken_at={5, 6, 7, 8, 9, 10}, save_every=1).run()
+    assert sorted(path.name for path in (tmp_path / "broken").iterdir()) == ["step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize("where", ["weights", "averages"])
+def test_a_checkpoint_with_a_broken_value_is_never_written(tmp_path: Path, where: str):
+    trainer = make_trainer(tmp_path)
+
+    def spoil(step: int) -> None:
+        if step == 8:
+            averages = next(iter(trainer.optimizer.state.values()))["exp_avg"]
+            tensor = trainer.module.linear.weight if where == "weights" else averages
+            tensor.data[0, 0] = torch.inf
+
+    with pytest.raises(MAEError, match=r"step-00000008 was not written: linear.weight.* not finite.*step-00000004"):
+        trainer.run(tasks=[PeriodicTask(every=1, run=spoil)])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+class Half(World):
+    """A world in which another process met a broken step."""
+
+    def all(self, flag: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(flag)
+
+
+def test_a_step_is_whole_only_if_it_is_in_every_process():
+    alone, together = (FiniteSteps(torch.device("cpu"), world) for world in (World(), Half(size=2)))
+    assert alone.judge(0, torch.ones(())) and not together.judge(0, torch.ones(()))
+    assert (alone.read().left_out, together.read().left_out) == (0, 1)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_any_number_that_is_not_finite_breaks_a_step(bad: float):
+    steps = FiniteSteps(torch.device("cpu"), World())
+    assert not steps.judge(3, torch.tensor(1.0), torch.tensor(bad)) and steps.judge(4, torch.tensor(1e30))
+    assert (
+        steps.judge(5, torch.tensor(1.0))
+        and not steps.judge(6, torch.tensor(bad))
+        and not steps.judge(7, torch.tensor(bad))
+    )
+    found = steps.read()
+    assert (found.left_out, found.in_a_row, found.last, found.now) == (3, 2, 7, 2)
+    assert steps.read().left_out == 0
