@@ -110,6 +110,14 @@ class ImageSet:
             pixels /= np.float32(65535)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
+    def probe(self, index: int) -> ImageInfo:
+        """What the file of an image holds, by its header; see `Source.probe`."""
+        return self._source.probe(index)
+
+    def item_name(self, index: int) -> str:
+        """The file, member or element an image comes from, for messages."""
+        return self._source.item_name(index)
+
     def report_unreadable(self, messages: Iterable[str]) -> None:
         """Counts files that a loader could not read, each once.
 

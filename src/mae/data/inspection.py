@@ -1,0 +1,379 @@
+"""Looking at some images before a run: what would make it worthless, or other than its user thinks.
+
+Images are looked at one by one and forgotten; what is kept of each is two hashes and some numbers a channel.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from torch import Tensor
+
+from mae.data.augmentation import Augmentation
+from mae.data.base import pixel_digest
+from mae.data.copies import Copies, copies, near, outline, same
+from mae.data.crops import Crops
+from mae.data.images import ImageSet
+from mae.data.limits import UnreadableImage
+from mae.data.loaders import normalise
+from mae.data.moments import Moments, join, moments_of, no_moments
+from mae.errors import MAEError, UsageError
+from mae.randomness import permutation, sample_keys
+
+AT_LEAST = 16
+"""Images that are looked at however long they take: a check of none would find nothing wrong."""
+
+ELONGATED = 3.0
+"""Longer side over shorter from which an image is extreme: a square crop shows a third of it at most."""
+
+NEARLY_CONSTANT = 0.03
+"""Deviation of an image as a share of the set's: 2 of 255 levels among photographs, as of a dark frame's noise."""
+
+_SHOWN = 3
+_NOT_FINITE = "holds NaN or infinite values"  # as `decode` words it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Images of one type and number of channels, before the set brought them to its own.
+
+    Attributes:
+        dtype: uint8, uint16 or float32.
+        channels: how many.
+        images: how many of those looked at are of this kind.
+    """
+
+    dtype: str
+    channels: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Heights and widths in pixels, ordered by area.
+
+    Attributes:
+        smallest: of the smallest image.
+        median: of the one in the middle.
+        largest: of the largest image.
+        smaller: share of images, 0 to 1, with a side shorter than a crop's, which are enlarged.
+        elongated: share of images, 0 to 1, whose longer side is over `ELONGATED` times the shorter.
+    """
+
+    smallest: tuple[int, int]
+    median: tuple[int, int]
+    largest: tuple[int, int]
+    smaller: float
+    elongated: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """What one channel holds. Each image counts alike, whatever its size.
+
+    Attributes:
+        low: share of values, 0 to 1, that are the type's smallest; 0 for raw float values.
+        high: the same of its largest, 255 or 65535.
+        largest: the largest value as a share of the type's range, 0 to 1; None for raw float values.
+        varies: whether any two values differ.
+        mean: of the run's own crops, normalised; 0 is expected.
+        std: deviation of the same; 1 is expected.
+        mean_error: standard error of `mean`, from how much the images differ; infinite for a single image.
+        std_error: the same of `std`.
+    """
+
+    low: float
+    high: float
+    largest: float | None
+    varies: bool
+    mean: float
+    std: float
+    mean_error: float
+    std_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataReport:
+    """What a set of images holds, by those looked at.
+
+    Attributes:
+        name: the set's name.
+        total: how many images there are.
+        looked_at: how many were looked at.
+        unreadable: how many of those could not be read.
+        messages: what was wrong with the first few.
+        refused: how many of the unreadable hold NaN or infinite values.
+        not_finite: how many others hold them too, and would reach the model.
+        kinds: types and channels of the files, most frequent first; without those whose header cannot be read.
+        dtype: the type they are brought to.
+        img_size: height and width of the crops in pixels.
+        sizes: of the readable images.
+        channels: each channel; none if no image is finite.
+        constant: how many images hold one value a channel.
+        nearly_constant: how many others deviate by less than `NEARLY_CONSTANT` of the set's deviation.
+        duplicates: images of the same pixels.
+        near_duplicates: images that are not the same and have the same outlines, as a picture saved anew or resized.
+            Aligned pictures of one kind of thing can have them too; cut or mirrored copies do not.
+    """
+
+    name: str
+    total: int
+    looked_at: int
+    unreadable: int
+    messages: tuple[str, ...]
+    refused: int
+    not_finite: int
+    kinds: tuple[Kind, ...]
+    dtype: str
+    img_size: tuple[int, int]
+    sizes: Sizes
+    channels: tuple[Channel, ...]
+    constant: int
+    nearly_constant: int
+    duplicates: Copies
+    near_duplicates: Copies
+
+
+def inspect_images(
+    images: ImageSet,
+    *,
+    img_size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    seed: int,
+    limit: int = 512,
+    seconds: float = 8.0,
+) -> DataReport:
+    """Looks at some images as they lie in the files and as a run's first epoch would show them.
+
+    Args:
+        images: the set; nothing is counted against its share of unreadable files.
+        img_size: height and width of the run's crops in pixels.
+        mean: of each channel, what the run subtracts.
+        std: of each channel, what it then divides by.
+        seed: the run's; which images are looked at and how they are cropped depend on it.
+        limit: how many images to look at.
+        seconds: after these no further image is begun, beyond the first `AT_LEAST`.
+
+    Raises:
+        UsageError: not one mean and one deviation a channel.
+        MAEError: no image looked at could be read.
+    """
+    if not len(mean) == len(std) == images.channels:
+        raise UsageError(
+            f"{images.name} has {images.channels} channels, and there are {len(mean)} means and {len(std)} "
+            f"deviations; expected one of each a channel: use --statistics data"
+        )
+    chosen = permutation(seed, 0, len(images))[:limit]
+    keys = sample_keys(seed, 0, chosen).tolist()
+    crops = Crops(images=images, numbers=chosen, img_size=img_size, augmentation=Augmentation())
+    end = time.monotonic() + seconds
+
+    def look(position: int, number: int, key: int) -> _Seen | None:
+        if position >= AT_LEAST and time.monotonic() > end:
+            return None
+        return _look(images, number, lambda: _shown(crops, number, key, mean, std))
+
+    with _one_thread_each(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+        found = [seen for seen in pool.map(look, range(len(keys)), chosen.tolist(), keys) if seen is not None]
+    if all(seen.problem for seen in found):
+        raise MAEError(
+            f"{images.name}: none of {len(found):,} images looked at could be read; check that the files are still "
+            f"there: {found[0].problem}"
+        )
+    return _report(images, found, img_size)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Contents:
+    """Of an image that is finite; arrays hold a number a channel."""
+
+    digest: int
+    outline: int
+    smallest: np.ndarray
+    largest: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    whole: Moments
+    crop: Moments
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Seen:
+    """One image; `problem` is what keeps it from being read, `contents` is None where it is not finite."""
+
+    number: int
+    kind: tuple[str, int] | None = None
+    size: tuple[int, int] = (0, 0)
+    problem: str = ""
+    contents: _Contents | None = None
+
+
+def _look(images: ImageSet, number: int, shown: Callable[[], Tensor]) -> _Seen:
+    try:
+        image = images.get(number)
+        size, kind = (image.shape[1], image.shape[2]), _kind(images, number)
+        if not torch.isfinite(image).all():
+            return _Seen(number=number, kind=kind, size=size)
+        return _Seen(number=number, kind=kind, size=size, contents=_contents(images, image, shown()))
+    except UnreadableImage as error:
+        return _Seen(number=number, problem=str(error))
+
+
+def _kind(images: ImageSet, number: int) -> tuple[str, int] | None:
+    try:
+        info = images.probe(number)
+    except UnreadableImage:
+        return None  # decoded when the set was opened, and gone from the disk since
+    return str(info.dtype), info.channels
+
+
+def _contents(
+    images: ImageSet, image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], crop: Float32[Tensor, "C H W"]
+) -> _Contents:
+    smallest, largest = image.amin(dim=(1, 2)).numpy(), image.amax(dim=(1, 2)).numpy()
+    top = 255 if image.dtype == torch.uint8 else 1
+    bounded = images.dtype.kind == "u"
+    pixels_each = image.shape[1] * image.shape[2]
+    low, high = (bounded * (image == end).sum(dim=(1, 2)).numpy() / pixels_each for end in (0, top))
+    pixels = image.permute(1, 2, 0).numpy()  # as they lie in memory
+    return _Contents(
+        digest=int.from_bytes(pixel_digest([pixels]), "little"),
+        outline=outline(image),
+        smallest=smallest / top,
+        largest=largest / top,
+        low=low,
+        high=high,
+        whole=moments_of(image),
+        crop=moments_of(crop),
+    )
+
+
+def _shown(
+    crops: Crops, number: int, key: int, mean: Sequence[float], std: Sequence[float]
+) -> Float32[Tensor, "C H W"]:
+    """The image as a training step of the first epoch would get it, by that step's own code."""
+    piece = crops[[number], [key]]
+    if piece.images is None:
+        raise UnreadableImage(piece.unreadable[0])
+    return normalise(piece.images, torch.tensor(mean), torch.tensor(std))[0]
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Crops set PyTorch's threads to one and back, which from several threads at once must find one there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int]) -> DataReport:
+    problems = [seen.problem for seen in found if seen.problem]
+    read = [seen for seen in found if not seen.problem]
+    finite = [(seen.number, seen.contents) for seen in read if seen.contents is not None]
+    numbers, contents = [number for number, _ in finite], [of for _, of in finite]
+    constant, nearly = _plain(contents, images.channels)
+    kinds = Counter(seen.kind for seen in read if seen.kind is not None)
+    duplicates, near_duplicates = _copies(images, numbers, contents, ~(constant | nearly))
+    return DataReport(
+        name=images.name,
+        total=len(images),
+        looked_at=len(found),
+        unreadable=len(problems),
+        messages=tuple(problems[:_SHOWN]),
+        refused=sum(_NOT_FINITE in problem for problem in problems),
+        not_finite=len(read) - len(finite),
+        kinds=tuple(Kind(dtype=dtype, channels=many, images=n) for (dtype, many), n in kinds.most_common()),
+        dtype=str(images.dtype),
+        img_size=img_size,
+        sizes=_sizes(np.array([seen.size for seen in read]), img_size),
+        channels=_channels(contents, bounded=images.dtype.kind == "u") if contents else (),
+        constant=int(constant.sum()),
+        nearly_constant=int(nearly.sum()),
+        duplicates=duplicates,
+        near_duplicates=near_duplicates,
+    )
+
+
+def _sizes(sizes: Int64[np.ndarray, "n 2"], img_size: tuple[int, int]) -> Sizes:
+    order = np.argsort(sizes.prod(axis=1), kind="stable")
+    smallest, median, largest = (tuple(sizes[order[at]].tolist()) for at in (0, len(order) // 2, -1))
+    return Sizes(
+        smallest=smallest,
+        median=median,
+        largest=largest,
+        smaller=float((sizes < img_size).any(axis=1).mean()),
+        elongated=float((sizes.max(axis=1) > ELONGATED * sizes.min(axis=1)).mean()),
+    )
+
+
+def _plain(contents: Sequence[_Contents], channels: int) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Which images hold one value a channel, and which others nearly do in every channel."""
+    count, _, squares = reduce(join, (of.whole for of in contents), no_moments(channels))
+    whole = np.sqrt(squares / max(count, 1))
+    constant = np.array([(of.smallest == of.largest).all() for of in contents], dtype=bool)
+    deviations = [np.sqrt(of.whole[2] / of.whole[0]) for of in contents]
+    nearly = np.array([(deviation <= NEARLY_CONSTANT * whole).all() for deviation in deviations], dtype=bool)
+    return constant, nearly & ~constant
+
+
+def _channels(contents: Sequence[_Contents], *, bounded: bool) -> tuple[Channel, ...]:
+    low, high = (np.mean([getattr(of, end) for of in contents], axis=0) for end in ("low", "high"))
+    smallest, largest = (
+        np.min([of.smallest for of in contents], axis=0),
+        np.max([of.largest for of in contents], axis=0),
+    )
+    means = np.stack([of.crop[1] for of in contents])
+    mean = means.mean(axis=0)
+    # Each crop's part in the variance about the common mean; all crops have as many pixels.
+    spreads = np.stack([of.crop[2] / of.crop[0] for of in contents]) + (means - mean) ** 2
+    std = np.sqrt(spreads.mean(axis=0))
+    mean_error, spread_error = (_standard_error(each) for each in (means, spreads))
+    return tuple(
+        Channel(
+            low=float(low[c]),
+            high=float(high[c]),
+            largest=float(largest[c]) if bounded else None,
+            varies=bool(smallest[c] < largest[c]),
+            mean=float(mean[c]),
+            std=float(std[c]),
+            mean_error=float(mean_error[c]),
+            std_error=float(spread_error[c] / (2 * std[c])) if std[c] else 0.0,
+        )
+        for c in range(len(mean))
+    )
+
+
+def _standard_error(values: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, " C"]:
+    if len(values) == 1:
+        return np.full(values.shape[1], np.inf)
+    return values.std(axis=0, ddof=1) / np.sqrt(len(values))
+
+
+def _copies(
+    images: ImageSet, numbers: list[int], contents: Sequence[_Contents], pictured: Bool[np.ndarray, " n"]
+) -> tuple[Copies, Copies]:
+    """Duplicates, and near ones among the `pictured` that are not the same: what is plain has no outline."""
+    alike = same([of.digest for of in contents])
+    firsts = [group[0] for group in alike if pictured[group[0]]]
+    pairs, groups = near(np.array([contents[place].outline for place in firsts], dtype=np.uint64))
+    sample = {"looked_at": len(contents), "total": len(images)}
+
+    def name(place: int) -> str:
+        return images.item_name(numbers[place])
+
+    return (
+        copies(alike, pairs=sum(len(group) * (len(group) - 1) // 2 for group in alike), name=name, **sample),
+        copies([[firsts[place] for place in group] for group in groups], pairs=pairs, name=name, **sample),
+    )
