@@ -1,92 +1,378 @@
-"""A model in one file: weights as safetensors, its configuration in the header; never a pickle."""
+"""A model in one file: weights as safetensors, what they are in the header; never a pickle.
+
+The header's text under the key `mae` is a JSON record: format, configuration, grid, names of the channels, kind of
+target, where the weights come from, and a probe (see `mae.models.probe`), which is recomputed when the file is loaded.
+"""
 
 import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
+from mae import records
 from mae.errors import MAEError, UsageError
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.probe import TOLERANCE, Probe, probe_of
 from mae.models.zoo import build_model
+from mae.randomness import drawing_from
+from mae.version import __version__
 
+FORMAT = 2
+_FORMAT_WITHOUT_PROBE = 1
 _KEY = "mae"
-FORMAT = 1
+_ORIGIN = ("recipe", "data_source", "data_fingerprint")
+# A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
+# length, as text within text. The library itself would read 100 MB.
+_MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
+_FRESH_SEED = 0
+_NUM_NAMED, _MAX_SHOWN = 3, 200
 
 
-def model_metadata(model: MaskedAutoencoder, *, licence: str | None = None) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What was loaded of the encoder or the decoder.
+
+    Attributes:
+        tensors: tensors that the file held.
+        tensors_expected: tensors that the part has.
+        parameters: values in the former.
+        parameters_expected: values in the latter.
+    """
+
+    tensors: int
+    tensors_expected: int
+    parameters: int
+    parameters_expected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What a file held, and what was made of it.
+
+    Attributes:
+        encoder: what was loaded of the encoder.
+        decoder: what was loaded of the decoder.
+        missing: tensors that the file did not hold; they are freshly initialised.
+        ignored: tensors in the file that the model does not have.
+        probe: largest difference between the probe in the file and the loaded model's, relative; None: not compared.
+        channels: names of the channels; None: not known.
+        origin: recipe, data_source, data_fingerprint, versions and licence, as far as they are known.
+    """
+
+    encoder: PartReport
+    decoder: PartReport
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+    probe: float | None
+    channels: tuple[str, ...] | None
+    origin: Mapping[str, Any]
+
+    def line(self) -> str:
+        """All of it in one line for a person."""
+        parts = [
+            f"loaded encoder {_tensors(self.encoder)} tensors ({_parameters(self.encoder)} parameters)",
+            f"decoder {_tensors(self.decoder)} ({_parameters(self.decoder)})",
+        ]
+        parts += [f"not in the file and fresh: {_some(self.missing)}"] if self.missing else []
+        parts += [f"ignored: {_some(self.ignored)}"] if self.ignored else []
+        if self.probe is not None:
+            parts.append(f"probe reproduced (largest difference {self.probe:.0e})")
+        else:
+            parts.append("probe not compared: " + ("tensors are missing" if self.missing else "the file holds none"))
+        return ", ".join(parts)
+
+
+def model_metadata(
+    model: MaskedAutoencoder,
+    *,
+    licence: str | None = None,
+    channels: Sequence[str] | None = None,
+    origin: Mapping[str, Any] | None = None,
+    probe: Probe | None = None,
+) -> dict[str, str]:
     """What a model's file says of the model, as safetensors' header wants it: text.
 
     Args:
         model: a model made by `create_model` or `build_model`.
         licence: the terms its weights come under, where they have any.
+        channels: names of the channels of its images, in order.
+        origin: `recipe`, `data_source` and `data_fingerprint`, JSON values, as far as they are known.
+        probe: `probe_of(model)`, made of the very weights that are stored; None: the file cannot be verified.
+
+    Raises:
+        UsageError: names for another number of channels, an unknown origin, or more than a header may hold.
     """
-    if model.config is None:
+    config = model.config
+    if config is None:
         raise ValueError("this model was put together by hand and has no configuration to store; use build_model")
-    return {_KEY: json.dumps({"format": FORMAT, "config": model.config.to_json(), "licence": licence})}
+    if channels is not None and len(channels) != config.in_chans:
+        raise UsageError(f"channels are {list(channels)}; expected {config.in_chans} names, one a channel")
+    origin = origin or {}
+    records.check_known(origin, _ORIGIN, what="origin of a model")
+    versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    record = {
+        "format": FORMAT,
+        "config": config.to_json(),
+        "grid": list(config.grid),
+        "channels": None if channels is None else list(channels),
+        "target": _target_kind(config),
+        "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
+        "probe": None if probe is None else records.to_json(probe),
+    }
+    text = json.dumps(record, allow_nan=False)
+    if too_much := _too_much(text, record):
+        raise UsageError(f"what the model's file is to say of it {too_much}; shorten its origin")
+    return {_KEY: text}
 
 
 def load_model(path: Path) -> MaskedAutoencoder:
-    """The model in a file written by a run, on the CPU, in evaluation mode.
-
-    The file may come from anyone: its configuration is checked value by value, and its tensors must have
-    exactly the names, shapes and types of that configuration's model before any of them is read.
+    """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
 
     Raises:
         UsageError: the file holds an encoder without a decoder.
-        MAEError: not such a file, damaged, or weights that do not fit its configuration or are not finite.
+        MAEError: not such a file, damaged, weights that do not fit its configuration or are not finite, or that do not
+            reproduce its probe.
     """
+    return load_with_report(path)[0]
+
+
+def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[MaskedAutoencoder, LoadReport]:
+    """The model in a file written by a run, on the CPU, in evaluation mode, and what was loaded.
+
+    The file may come from anyone: its header is bounded, its configuration is checked value by value, and its tensors
+    must have exactly the names, shapes and types of that configuration's model before any of them is read. Then the
+    model must answer as the file's probe says.
+
+    Args:
+        path: the file.
+        allow_partial: share of the encoder's values that is enough, above 0 and at most 1. Tensors that are missing,
+            the decoder's too, are then freshly initialised, the same at each load, those the model does not have are
+            ignored, and the probe is compared only if nothing is missing. None: every tensor, and no other.
+
+    Raises:
+        UsageError: the file holds an encoder without a decoder, or a share out of range.
+        MAEError: not such a file, damaged, less than is allowed, weights that do not fit its configuration or are not
+            finite, or that do not reproduce its probe.
+    """
+    if allow_partial is not None and not 0 < allow_partial <= 1:
+        raise UsageError(f"allow_partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
+    record, expected, found, weights = _read(path, allow_partial=allow_partial)
+    with drawing_from(_FRESH_SEED):  # the caller's numbers stay
+        model = build_model(record.config)
+    model.load_state_dict(weights, strict=False)  # their names were compared above
+    del weights  # before the probe takes memory of its own
+    model.eval()
+    report = LoadReport(
+        encoder=_count("encoder.", expected, found),
+        decoder=_count("decoder.", expected, found),
+        missing=tuple(name for name in expected if name not in found),
+        ignored=tuple(sorted(found - expected.keys())),
+        probe=_reproduce(path, model, record) if found >= expected.keys() else None,
+        channels=record.channels,
+        origin=record.origin,
+    )
+    return model, report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """The header's record; `described` is the configuration as it stands there."""
+
+    config: ModelConfig
+    described: Mapping[str, Any]
+    channels: tuple[str, ...] | None
+    origin: Mapping[str, Any]
+    probe: Probe | None
+
+
+def _read(
+    path: Path, *, allow_partial: float | None
+) -> tuple[_Record, Mapping[str, Tensor], set[str], dict[str, Tensor]]:
+    """The record, the model's tensors without memory, the file's names, and the tensors of both."""
     try:
+        _check_header(path)
         with safe_open(path, framework="pt") as file:
-            config = _read_config(path, file.metadata() or {})
+            record = _read_record(path, file.metadata() or {})
             with torch.device("meta"):
-                expected = build_model(config).state_dict()
-            _check_tensors(path, file, expected)
-            weights = {name: file.get_tensor(name) for name in expected}
+                expected = build_model(record.config).state_dict()
+            found = set(file.keys())
+            _check_names(path, found, expected, allow_partial=allow_partial)
+            loaded = [name for name in expected if name in found]
+            _check_shapes(path, file, {name: expected[name] for name in loaded})
+            weights = {name: file.get_tensor(name) for name in loaded}
     except (OSError, SafetensorError) as error:
         raise MAEError(f"{path} cannot be read as a safetensors file: {error}") from error
     for name, tensor in weights.items():
         if not bool(tensor.isfinite().all()):
             raise MAEError(f"{path}: tensor {name} holds values that are not finite; the file is damaged")
-    with torch.random.fork_rng(devices=[]):  # fresh weights are drawn and thrown away; the caller's numbers stay
-        model = build_model(config)
-    model.load_state_dict(weights)
-    return model.eval()
+    return record, expected, found, weights
 
 
-def _read_config(path: Path, metadata: dict[str, str]) -> ModelConfig:
+def _check_header(path: Path) -> None:
+    """Refuse a header that is too long, or in which two entries share a name, of which readers take either."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER:
+            raise SafetensorError(f"its header claims {length:,} bytes; expected at most {_MAX_HEADER:,}")
+        text = file.read(length)
     try:
-        record: Any = json.loads(metadata[_KEY])
-        if record["format"] != FORMAT:
-            raise MAEError(f"{path} is of format {record['format']!r}; this version of mae reads format {FORMAT}")
-        return ModelConfig.from_json(record["config"])
+        json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SafetensorError(f"its header is no valid JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it says {twice[:_MAX_SHOWN]!r} twice")
+    return made
+
+
+def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
+    try:
+        text = metadata[_KEY]
+        record: Any = json.loads(text[: _MAX_RECORD + 1], object_pairs_hook=_unique)
+        if too_much := _too_much(text, record):
+            raise ValueError(f"its record {too_much}")
+        if record["format"] not in (_FORMAT_WITHOUT_PROBE, FORMAT):
+            raise MAEError(
+                f"{path} is of format {record['format']!r}; this version of mae reads format {FORMAT} and older ones"
+            )
+        config = ModelConfig.from_json(record["config"])
+        if record["format"] == _FORMAT_WITHOUT_PROBE:
+            origin = {"licence": record["licence"]}
+            return _Record(config=config, described=record["config"], channels=None, origin=origin, probe=None)
+        if record["grid"] != list(config.grid):
+            raise ValueError(f"its grid is {record['grid']}; its configuration makes {list(config.grid)}")
+        names, probe = record["channels"], record["probe"]
+        if names is not None and not (len(names) == config.in_chans and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"its channels are {names!r}; expected {config.in_chans} names")
+        return _Record(
+            config=config,
+            described=record["config"],
+            channels=None if names is None else tuple(names),
+            origin=dict(record["origin"]),
+            probe=None if probe is None else records.from_json(Probe, probe, what="probe's"),
+        )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
             f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae"
         ) from error
 
 
-def _check_tensors(path: Path, file: Any, expected: dict[str, torch.Tensor]) -> None:
-    found = set(file.keys())
-    if found != expected.keys():
-        missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
-        decoder = sorted(name for name in expected if name.startswith("decoder."))
-        if missing == decoder:
-            encoder = len(expected) - len(decoder)
-            raise UsageError(
-                f"{path} holds an encoder only ({encoder} of {encoder} encoder tensors, 0 of {len(decoder)} decoder "
-                "tensors); a masked autoencoder needs both, and reconstruction its decoder: use a checkpoint that "
-                "pre-training wrote"
+def _too_much(text: str, record: Any) -> str:
+    """What is too large about a record; an empty string where nothing is."""
+    if len(text) > _MAX_RECORD:
+        return f"has {len(text):,} characters; at most {_MAX_RECORD:,} are read"
+    level, depth = [record], 0
+    while level:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            return f"is nested more than {_MAX_DEPTH} deep"
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [value for values in inner for value in values]
+    return ""
+
+
+def _check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, allow_partial: float | None) -> None:
+    if found == expected.keys():
+        return
+    missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
+    encoder = _count("encoder.", expected, found)
+    if allow_partial is not None:
+        if (share := encoder.parameters / encoder.parameters_expected) < allow_partial:
+            raise MAEError(
+                f"{path} holds {_tensors(encoder)} encoder tensors, {share:.1%} of the encoder's values; "
+                f"allow_partial asks for {allow_partial:.1%}: missing are {_some(missing)}"
             )
-        raise MAEError(
-            f"{path} does not hold the tensors of its own configuration: "
-            f"{len(missing)} missing ({', '.join(missing[:3]) or 'none'}), "
-            f"{len(extra)} extra ({', '.join(extra[:3]) or 'none'})"
+        return
+    decoder = sorted(name for name in expected if name.startswith("decoder."))
+    if missing == decoder:
+        raise UsageError(
+            f"{path} holds an encoder only ({encoder.tensors} of {encoder.tensors_expected} encoder tensors, 0 of "
+            f"{len(decoder)} decoder tensors); a masked autoencoder needs both, and reconstruction its decoder: use a "
+            "checkpoint that pre-training wrote"
         )
+    raise MAEError(
+        f"{path} does not hold the tensors of its own configuration: {len(missing)} missing "
+        f"({_some(missing) or 'none'}), {len(extra)} extra ({_some(extra) or 'none'}); get the file anew, or take what "
+        "is there by load_with_report(…, allow_partial=…)"
+    )
+
+
+def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:
     for name, tensor in expected.items():
         there = file.get_slice(name)
         found_as, expected_as = (there.get_dtype(), list(there.get_shape())), ("F32", list(tensor.shape))
         if found_as != expected_as:
             raise MAEError(f"{path}: tensor {name} is {found_as}; expected {expected_as}")
+
+
+def _reproduce(path: Path, model: MaskedAutoencoder, record: _Record) -> float | None:
+    """The largest difference between the file's probe and the model's; None without one.
+
+    Raises:
+        MAEError: it is not the same model.
+    """
+    if (stored := record.probe) is None:
+        return None
+    found = probe_of(model, described=record.described)
+    if found is None or found.image_sha256 != stored.image_sha256:
+        raise MAEError(
+            f"{path}: the probe in its header is of another configuration than the one beside it, so the header was "
+            "changed after it was written; get the file anew"
+        )
+    if (difference := stored.difference(found)) > TOLERANCE:
+        versions = repr(record.origin.get("versions"))[:_MAX_SHOWN]
+        raise MAEError(
+            f"{path}: the loaded model does not reproduce the probe in its file (largest difference {difference:.1e} "
+            f"of the largest value, rounding makes {TOLERANCE:.0e} at most): its tensors were changed after it was "
+            "written, or this code computes something else with them (order of queries and keys, heads, positions, "
+            f"the norms' eps); get the file anew, or load it with the versions that wrote it: {versions}"
+        )
+    return difference
+
+
+def _count(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:
+    sizes = {name: tensor.numel() for name, tensor in expected.items() if name.startswith(prefix)}
+    there = [size for name, size in sizes.items() if name in found]
+    return PartReport(
+        tensors=len(there),
+        tensors_expected=len(sizes),
+        parameters=sum(there),
+        parameters_expected=sum(sizes.values()),
+    )
+
+
+def _target_kind(config: ModelConfig) -> str:
+    kind = "norm_pix" if config.norm_pix_loss else "pixels"
+    return kind if config.low_pass is None else f"low_pass {config.low_pass} {kind}"
+
+
+def _tensors(part: PartReport) -> str:
+    return f"{part.tensors}/{part.tensors_expected}"
+
+
+def _parameters(part: PartReport) -> str:
+    whole = _short(part.parameters_expected)
+    return whole if part.tensors == part.tensors_expected else f"{_short(part.parameters)} of {whole}"
+
+
+def _short(number: int) -> str:
+    return f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number:,}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names; a file may hold any, so that control characters are escaped and long ones cut."""
+    shown = [(name if name.isprintable() else repr(name))[:_MAX_SHOWN] for name in names[:_NUM_NAMED]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
