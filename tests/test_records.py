@@ -1,3 +1,4 @@
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -5,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mae.errors import UsageError
-from mae.records import check_known, from_json, to_json
+from mae.records import check_known, from_json, read_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +49,36 @@ def test_wrong_values_are_named(values: dict[str, object], message: str):
 def test_unknown_names_without_a_near_one_list_some():
     with pytest.raises(UsageError, match="unknown part 'zzz'; did you mean a or b"):
         check_known({"zzz": 1}, ["b", "a"], what="part")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "\ud800"}, "^option: .*expected plain values$"),
+        ({"kind": "c" * 10_000}, "^option kind is 'ccc.{0,300}$"),
+        ({"c" * 10_000: 1}, "^unknown option 'ccc.{0,300}$"),
+    ],
+)
+def test_values_that_no_json_holds_or_that_are_long_are_told_shortly(values: dict[str, object], message: str):
+    with pytest.raises(UsageError, match=message):
+        from_json(Thing, values, what="option")
+
+
+def test_values_nested_deeply_are_refused():
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(UsageError, match="^option: nested too deeply"):
+        from_json(Thing, {"kind": nested}, what="option")
+
+
+def test_files_that_are_no_json_are_named(tmp_path: Path):
+    deep, pipe, large = tmp_path / "deep.json", tmp_path / "pipe.json", tmp_path / "large.json"
+    deep.write_text("[" * 100_000)
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(65 << 20)  # takes no room on the disk
+    for path, message in ((deep, "cannot be read as JSON"), (pipe, "no file of at most"), (large, "at most 64 MiB"),
+                          (tmp_path, "no file of at most"), (tmp_path / "none.json", "No such file")):  # fmt: skip
+        with pytest.raises(UsageError, match=f"{path}.*{message}"):
+            read_json(path)

@@ -5,11 +5,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, TypeVar
 
 from mae.errors import UsageError
 
 Record = TypeVar("Record")
+_MAX_BYTES = 64 << 20
+_MAX_SHOWN = 200
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -34,23 +37,31 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
     check_known(values, [field.name for field in fields(kind)], what=what)  # type: ignore[arg-type]
     try:
         return TypeAdapter(kind).validate_json(json.dumps(dict(values), default=str), strict=True)
+    except RecursionError as error:
+        raise UsageError(f"{what}: nested too deeply; expected plain values") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "value_error":  # the dataclass's own words
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
-        raise UsageError(f"{what} {first['loc'][0]} is {first['input']!r}: {first['msg'].lower()}") from error
+        if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
+            raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
+        raise UsageError(f"{what} {first['loc'][0]} is {_shown(first['input'])}: {first['msg'].lower()}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        UsageError: it cannot be read, or holds something else.
+        UsageError: it cannot be read, is nested too deeply or over 64 MiB, or holds something else.
     """
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        status = path.stat()
+        is_usable = S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES  # a pipe would be waited for
+        values = json.loads(path.read_text()) if is_usable else None
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from error
+    if not is_usable:
+        raise UsageError(f"{path} is no file of at most {_MAX_BYTES >> 20} MiB; expected a JSON object")
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
     return values
@@ -82,4 +93,10 @@ def check_known(given: Collection[str], known: Collection[str], *, what: str) ->
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
-            raise UsageError(f"unknown {what} {name!r}; did you mean {' or '.join(near[:3])}?")
+            raise UsageError(f"unknown {what} {_shown(name)}; did you mean {' or '.join(near[:3])}?")
+
+
+def _shown(value: object) -> str:
+    """A value in a message: not all of it where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

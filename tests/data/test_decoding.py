@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 import tifffile
+from hostile import forge
 from pictures import encoded, noise, png
 from PIL import Image, ImageOps
 
@@ -220,12 +221,83 @@ def test_limits_name_the_side_the_pixels_and_the_bytes(monkeypatch):
         decode(bands, name="long.tif")
 
 
-def test_inflating_strip_is_refused(monkeypatch):
-    pixels = np.zeros((512, 512, 5), np.uint8)
-    data = tiff(pixels, photometric="minisblack", planarconfig="contig", compression="zlib", rowsperstrip=512)
-    monkeypatch.setattr("mae.data.tiff.MAX_BYTES", 1 << 20)
-    with pytest.raises(UnreadableImage, match="inflates to over 1 MiB"):
-        decode(data, name="bomb.tif")
+@pytest.mark.parametrize("compression", [8, 32773])
+def test_of_a_strip_no_more_is_unpacked_than_it_has_room_for(compression):
+    """All 64 strips are the same bytes, which would grow to 40 MB (deflate) and 8 MB (PackBits)."""
+    strip = forge.zeros(40 << 20, value=7) if compression == 8 else b"\x81\7" * (1 << 16)
+    data = forge.strip_tiff(64, 64, strip, bits=8, compression=compression)
+    tracemalloc.start()
+    pixels = checked(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (pixels == 7).all() and pixels.shape == (64, 64, 5) and peak < 12 << 20
+
+
+def test_deflated_strip_that_ends_early_is_refused():
+    whole = zlib.compress(bytes(range(20)))
+    assert checked(forge.strip_tiff(2, 3, whole)).shape == (3, 2, 5)
+    with pytest.raises(UnreadableImage, match="a.tif is not a whole TIFF image: a compressed strip ends early"):
+        decode(forge.strip_tiff(2, 3, whole[:-2]), name="a.tif")
+    with pytest.raises(UnreadableImage, match="a.tif.*incorrect data check"):
+        decode(forge.strip_tiff(2, 3, whole[:-1] + b"!"), name="a.tif")
+
+
+def test_packed_bits_are_unpacked():
+    """The example of TIFF 6.0, section 9."""
+    packed = bytes.fromhex("FE AA 02 80 00 2A FD AA 03 80 00 2A 22 F7 AA")
+    unpacked = bytes.fromhex("AA AA AA 80 00 2A AA AA AA AA 80 00 2A 22" + "AA" * 10)
+    found = checked(forge.strip_tiff(6, 1, packed, bands=4, bits=8, compression=32773))
+    assert found.tobytes() == unpacked
+
+
+@pytest.mark.parametrize(("bands", "bits"), [(5, 16), (3, 8)])
+def test_tiff_without_most_of_its_strips_is_refused(bands, bits):
+    row = bytes(range(64)) * 10
+    data = forge.strip_tiff(64, 64, row[: 64 * bands * bits // 8], bands=bands, bits=bits, compression=1, strips=9)
+    for read in (decode, probe):
+        with pytest.raises(UnreadableImage, match="a.tif tells the places of 9 strips and the sizes of 9; expected 64"):
+            read(data, name="a.tif")
+
+
+def test_jpeg_of_many_scans_is_refused():
+    data = encoded(Image.fromarray(noise(16, 16)), "JPEG", progressive=True)
+    scans = data.count(b"\xff\xda")
+    assert checked(forge.more_scans(data, 100 - scans)).shape == (16, 16, 3)
+    with pytest.raises(UnreadableImage, match="a.jpg is a JPEG of 101 scans; expected 100 at most"):
+        decode(forge.more_scans(data, 101 - scans), name="a.jpg")
+    # Of a film behind a photograph, some bytes look like scans.
+    assert checked(data + b"\xff\xda" * 200).shape == (16, 16, 3)
+
+
+def test_bmp_of_long_runs_is_refused():
+    assert checked(forge.bmp(20, 2, b"\x14\x07\0\0\x14\x09\0\1"))[..., 0].tolist() == [[9] * 20, [7] * 20]
+    for data in (forge.bmp(8192, 8192, b"\xff\7" * 99), forge.bmp(9, 9, bytes(17 << 20))):
+        with pytest.raises(UnreadableImage, match="a.bmp is a BMP compressed by run lengths of over 16"):
+            decode(data, name="a.bmp")
+
+
+def test_large_images_are_converted_in_bands_alike(monkeypatch):
+    images = {
+        "RGBA": Image.fromarray(noise(23, 9, 4)),
+        "LA": Image.fromarray(noise(23, 9, 2)),
+        "P": Image.fromarray(noise(23, 9)).quantize(7),
+        "I;16": Image.fromarray(noise(23, 9, 1).squeeze().astype(np.uint16) * 250),
+        "1": Image.fromarray(noise(23, 9, 1).squeeze()).convert("1"),
+    }
+    stored = {mode: encoded(image, **({"transparency": 2} if mode == "P" else {})) for mode, image in images.items()}
+    whole = {mode: decode(data, name="x") for mode, data in stored.items()}
+    monkeypatch.setattr("mae.data.decoding._BAND_PIXELS", 9 * 5)
+    for mode, data in stored.items():
+        assert np.array_equal(checked(data), whole[mode]), mode
+
+
+def test_lack_of_memory_is_told(monkeypatch):
+    def lacking(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("mae.data.decoding._converted", lacking)
+    with pytest.raises(UnreadableImage, match="a.png needs more memory to be decoded than there is"):
+        decode(png(), name="a.png")
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])

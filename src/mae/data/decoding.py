@@ -6,6 +6,7 @@ own limits decide, and Pillow's global limit with its warning is neither needed 
 """
 
 import io
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,6 +34,10 @@ _OPENERS: dict[str, type[ImageFile]] = {
 }
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION = 274
+_BAND_PIXELS = 1 << 22  # converted at a time: a whole image would need its memory several times over
+_MAX_SCANS = 100  # of a JPEG; ten are usual, and each costs a pass over all pixels
+_MAX_RUN_LENGTHS = 16 << 20  # bytes and pixels of a BMP whose runs Pillow unpacks in Python
+_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
 _T = TypeVar("_T")
 _UINT8, _UINT16, _FLOAT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32)
 
@@ -131,6 +136,8 @@ def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
         return read(data, name)
     except UnreadableImage:
         raise
+    except MemoryError as error:
+        raise UnreadableImage(f"{name} needs more memory to be decoded than there is") from error
     # Decoders raise OSError, SyntaxError, struct.error, zlib.error and more; every one means a broken file.
     except Exception as error:
         raise UnreadableImage(f"{name} is not a whole {kind} image: {error or type(error).__name__}") from error
@@ -142,6 +149,7 @@ def _decode(data: bytes, name: str) -> np.ndarray:
             if not tiff.pillow_is_faithful(page):
                 return tiff.read(page, data=data, name=name)
     with _opened(data, name=name) as image:
+        _check_work(image, data, name=name)
         image.load()
         # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
         return np.ascontiguousarray(upright(_pixels(image), _orientation(image)))
@@ -165,6 +173,29 @@ def _opened(data: bytes, *, name: str) -> ImageFile:
     image = _OPENERS[kind](io.BytesIO(data))
     check_size(_info(image), name=name)
     return image
+
+
+def _check_work(image: ImageFile, data: bytes, *, name: str) -> None:
+    """Refuses small files that would keep a decoder busy for minutes."""
+    # Other data may hold the two bytes by chance, so that only their absence is cheap to tell.
+    if isinstance(image, JpegImageFile) and data.count(b"\xff\xda") > _MAX_SCANS:
+        if (scans := _num_scans(data)) > _MAX_SCANS:
+            raise UnreadableImage(f"{name} is a JPEG of {scans:,} scans; expected {_MAX_SCANS} at most")
+    if isinstance(image, BmpImageFile) and image.tile[0].codec_name == "bmp_rle":
+        if max(len(data), image.width * image.height) > _MAX_RUN_LENGTHS:
+            raise UnreadableImage(
+                f"{name} is a BMP compressed by run lengths of over {_MAX_RUN_LENGTHS >> 20} MiB or million pixels; "
+                "save it uncompressed or as PNG"
+            )
+
+
+def _num_scans(data: bytes) -> int:
+    """Scans of a JPEG's first frame (ITU-T T.81, annex B)."""
+    scans, at = 0, 2
+    while (marker := _MARKER.search(data, at)) and marker[0] != b"\xff\xd9":
+        scans += marker[0] == b"\xff\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
 
 
 def _webp_canvas(head: bytes, name: str) -> tuple[int, int]:
@@ -201,6 +232,19 @@ def _orientation(image: ImageFile) -> int:
 
 
 def _pixels(image: Image.Image) -> np.ndarray:
+    rows = max(1, _BAND_PIXELS // image.width)
+    if image.height <= rows:
+        return _converted(image)
+    first = _converted(image.crop((0, 0, image.width, rows)))
+    pixels = np.empty((image.height, *first.shape[1:]), first.dtype)
+    pixels[:rows] = first
+    for top in range(rows, image.height, rows):
+        below = min(top + rows, image.height)
+        pixels[top:below] = _converted(image.crop((0, top, image.width, below)))
+    return pixels
+
+
+def _converted(image: Image.Image) -> np.ndarray:
     mode = image.mode
     if mode.startswith("I;16"):
         pixels = np.array(image).astype(np.uint16)

@@ -7,7 +7,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from errno import ELOOP, ENOENT
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes
 from mae.errors import UsageError
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
+_MAX_LINE = 1 << 16
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -122,6 +125,8 @@ class ZipSource:
             raise UnreadableImage(f"{name} is packed by zip method {method}; expected stored or deflate")
         try:
             with self.path.open("rb") as archive:
+                if offset + packed > os.fstat(archive.fileno()).st_size:  # else memory would be taken for it
+                    raise UnreadableImage(f"{name} reaches beyond the archive's end; the zip is broken")
                 archive.seek(offset)
                 magic, name_length, extra_length = _LOCAL_HEADER.unpack(archive.read(_LOCAL_HEADER.size))
                 if magic != b"PK\3\4":
@@ -150,7 +155,7 @@ def open_folder(root: Path, *, name: str) -> FileSource:
     Raises:
         UsageError: no images.
     """
-    found = sorted(_walk(root, "", {_identity(root)}))
+    found = sorted(_walk(root))
     images = [file for file in found if _is_image(file[0])]
     _check_any(images, [file[0] for file in found], name=name)
     return _file_source(images, name=name, kind="folder", root=root)
@@ -164,17 +169,27 @@ def open_list(path: Path, *, name: str) -> FileSource:
     """
     root, files = path.parent, []
     # Windows editors begin UTF-8 files with a byte order mark, which "utf-8-sig" takes away.
-    for number, line in enumerate(path.read_text("utf-8-sig", "surrogateescape").splitlines(), start=1):
-        entry = line.strip()
-        if not entry or entry.startswith("#"):
-            continue
-        if not (root / entry).is_file():
-            raise UsageError(f"{name}, line {number}: {entry} is not a file; paths are relative to {root}")
-        status = (root / entry).stat()
-        files.append((entry, status.st_size, status.st_mtime_ns))
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as text:
+        # A line longer than any path is cut, so that a file of another kind is not read whole.
+        for number, line in enumerate(iter(lambda: text.readline(_MAX_LINE), ""), start=1):
+            entry = line.strip()
+            if not entry or entry.startswith("#"):
+                continue
+            if (status := _status(root / entry)) is None:
+                raise UsageError(f"{name}, line {number}: {entry:.200} is not a file; paths are relative to {root}")
+            files.append((entry, status.st_size, status.st_mtime_ns))
     if not files:
         raise UsageError(f"{name} lists no images; expected a path a line")
     return _file_source(files, name=name, kind="list", root=root)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of a regular file; None for anything else, and for a name that no file can have."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in it
+        return None
+    return status if S_ISREG(status.st_mode) else None
 
 
 def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, root: Path) -> FileSource:
@@ -198,7 +213,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = sorted((m for m in archive.infolist() if not m.is_dir()), key=lambda m: m.filename)
+            named = [member for member in archive.infolist() if member.filename]
+            members = sorted((member for member in named if not member.is_dir()), key=lambda member: member.filename)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
     images = [member for member in members if _is_visible(member.filename) and _is_image(member.filename)]
@@ -218,24 +234,37 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     )
 
 
-def _walk(root: Path, below: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
+def _walk(root: Path) -> Iterator[tuple[str, int, int]]:
     """Path, size in bytes and time of the last change in nanoseconds of each file."""
-    try:
-        entries = sorted(os.scandir(root / below), key=lambda entry: entry.name)
-    except OSError as error:
-        raise UsageError(f"{root / below} cannot be listed: {error.strerror}") from error
-    for entry in entries:
-        path = below + entry.name
-        if not _is_visible(entry.name):
+    seen, open_folders = {_identity(root)}, [("", _entries(root))]
+    while open_folders:  # no recursion: folders may be nested deeper than Python calls
+        below, entries = open_folders[-1]
+        if (entry := next(entries, None)) is None:
+            open_folders.pop()
             continue
-        if entry.is_dir():
+        path = below + entry.name
+        try:
+            status = entry.stat()
+        except OSError as error:
+            if error.errno in (ENOENT, ELOOP):  # a link to nothing, or to itself
+                continue
+            raise
+        if S_ISDIR(status.st_mode):
             identity = _identity(Path(entry.path))
             if identity not in seen:  # a link may lead back up
                 seen.add(identity)
-                yield from _walk(root, path + "/", seen)
-        elif entry.is_file():  # neither a pipe nor a device nor a broken link
-            status = entry.stat()
+                open_folders.append((path + "/", _entries(Path(entry.path))))
+        elif S_ISREG(status.st_mode):  # neither a pipe nor a device
             yield path, status.st_size, status.st_mtime_ns
+
+
+def _entries(folder: Path) -> "Iterator[os.DirEntry[str]]":
+    """What is visible in a folder, sorted by name."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if _is_visible(entry.name)]
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be listed: {error.strerror}") from error
+    return iter(sorted(entries, key=lambda entry: entry.name))
 
 
 def _identity(path: Path) -> tuple[int, int]:

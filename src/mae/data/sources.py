@@ -121,13 +121,21 @@ def _note(train: LabelledSplit, test: LabelledSplit) -> str:
 
 def _open_files(spec: str, data_root: Path) -> FileSource | ZipSource:
     path = data_root / "imagenet" if spec == "imagenet" else Path(spec)
+    try:
+        return _opened(spec, path)
+    except OSError as error:  # a name that is too long, a file that may not be read
+        raise UsageError(f"{spec} cannot be opened: {error.strerror or error}") from error
+
+
+def _opened(spec: str, path: Path) -> FileSource | ZipSource:
     if path.is_dir():
         return open_folder(path, name=spec)
     if not path.exists():
         raise UsageError(_missing(spec, path))
-    if path.suffix.lower() == ".zip":
+    # Opening a pipe would wait for someone to write into it.
+    if path.is_file() and path.suffix.lower() == ".zip":
         return open_zip(path, name=spec)
-    if path.suffix.lower() == ".txt":
+    if path.is_file() and path.suffix.lower() == ".txt":
         return open_list(path, name=spec)
     raise UsageError(
         f"{spec} is a file, not a source of images; expected a folder, a .zip, a .txt list of paths, "

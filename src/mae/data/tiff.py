@@ -8,11 +8,12 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mae.data.limits import MAX_BYTES, MAX_PIXELS, ImageInfo, UnreadableImage, check_size, upright
+from mae.data.limits import MAX_PIXELS, ImageInfo, UnreadableImage, check_size, upright
 
 if TYPE_CHECKING:
     from tifffile import TiffPage
@@ -23,8 +24,10 @@ _ALPHA = (1, 2)  # premultiplied, straight
 _PREMULTIPLIED = 1
 _ORIENTATION = 274
 _DEFLATE = (8, 32946)
+_OLD_JPEG = 6
 _LZW, _PACKBITS, _UNCOMPRESSED = 5, 32773, 1
-_MAX_INFLATION = 1400  # neither deflate (1032) nor LZW can grow a byte further than this
+_MAX_SEGMENTS = 1 << 20  # strips or tiles: each costs some microseconds
+_MAX_PACKED_BITS = 8 << 20  # bytes; unpacked in Python
 
 
 @contextmanager
@@ -32,7 +35,7 @@ def first_page(data: bytes, *, name: str) -> Iterator["TiffPage"]:
     """The tags of a TIFF's first page, its sizes checked.
 
     Raises:
-        UnreadableImage: sizes over the limits.
+        UnreadableImage: sizes over the limits, or strips that are missing.
     """
     import tifffile
 
@@ -44,6 +47,7 @@ def first_page(data: bytes, *, name: str) -> Iterator["TiffPage"]:
             raise UnreadableImage(
                 f"{name} has tiles of {page.tilewidth} x {page.tilelength} pixels; expected {MAX_PIXELS:,} at most"
             )
+        _check_segments(page, name=name)
         yield page
 
 
@@ -76,10 +80,11 @@ def read(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
     """The page's pixels `[H, W, C]`, uint8, uint16 or float32, upright, alpha composited over white.
 
     Raises:
-        UnreadableImage: a compression, colour space or layout that cannot be read.
+        UnreadableImage: a compression, colour space or layout that cannot be read, or a strip that is damaged.
     """
-    _check_readable(page, data=data, name=name)
-    pixels = page.asarray(maxworkers=1)
+    _check_readable(page, name=name)
+    packed = page.compression in (*_DEFLATE, _PACKBITS)
+    pixels = _unpacked(page, data=data, name=name) if packed else page.asarray(maxworkers=1)
     if page.axes == "SYX":
         pixels = np.moveaxis(pixels, 0, 2)
     pixels = pixels.reshape(page.imagelength, page.imagewidth, -1)
@@ -92,7 +97,7 @@ def read(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
     return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
 
 
-def _check_readable(page: "TiffPage", *, data: bytes, name: str) -> None:
+def _check_readable(page: "TiffPage", *, name: str) -> None:
     if page.compression not in (*_DEFLATE, _LZW, _PACKBITS, _UNCOMPRESSED):
         raise UnreadableImage(
             f"{name} is a {page.bitspersample}-bit TIFF of {page.samplesperpixel} bands compressed by "
@@ -102,20 +107,68 @@ def _check_readable(page: "TiffPage", *, data: bytes, name: str) -> None:
         raise UnreadableImage(f"{name} is a TIFF of colours {page.photometric!r}; expected grey, RGB or bands")
     if page.axes not in ("YX", "YXS", "SYX"):
         raise UnreadableImage(f"{name} is a TIFF with axes {page.axes}; expected height, width and bands")
-    if page.compression in _DEFLATE:
-        for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
-            # Only a long enough segment can grow past the limit; the others need no second inflating.
-            if length * _MAX_INFLATION > MAX_BYTES:
-                _check_inflation(memoryview(data)[start : start + length], name=name)
+    if page.compression == _PACKBITS and sum(page.databytecounts) > _MAX_PACKED_BITS:
+        raise UnreadableImage(
+            f"{name} has over {_MAX_PACKED_BITS >> 20} MiB of PackBits; save it uncompressed or with deflate"
+        )
 
 
-def _check_inflation(segment: memoryview, *, name: str) -> None:
-    inflater, total, rest = zlib.decompressobj(), 0, bytes(segment)
-    while rest and not inflater.eof:
-        total += len(inflater.decompress(rest, 1 << 20))
-        rest = inflater.unconsumed_tail
-        if total > MAX_BYTES:
-            raise UnreadableImage(f"{name} holds a strip that inflates to over {MAX_BYTES >> 20} MiB")
+def _check_segments(page: "TiffPage", *, name: str) -> None:
+    """Refuses a page whose table of strips or tiles has gaps, which readers would leave black without a word."""
+    if page.compression == _OLD_JPEG:  # keeps no such table
+        return
+    tall, wide = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
+    planes = 1 if page.planarconfig == _CONTIGUOUS else page.samplesperpixel
+    needed = ceil(page.imagelength / max(tall, 1)) * ceil(page.imagewidth / max(wide, 1)) * planes
+    found = (len(page.dataoffsets), len(page.databytecounts))
+    if found != (needed, needed):
+        raise UnreadableImage(
+            f"{name} tells the places of {found[0]:,} strips and the sizes of {found[1]:,}; expected {needed:,}"
+        )
+    if needed > _MAX_SEGMENTS:
+        raise UnreadableImage(f"{name} lies in {needed:,} strips; expected {_MAX_SEGMENTS:,} at most")
+
+
+def _unpacked(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
+    """A compressed page's values; of a strip or tile never more is unpacked than it has room for.
+
+    tifffile alone would unpack a strip whole, so that one of 400 KB could grow to 400 MB, and each of thousands again.
+    """
+    assert page.dtype is not None  # `info` has seen to it
+    room = int(np.prod(page.chunks)) * page.dtype.itemsize
+    unpack = _unpack_bits if page.compression == _PACKBITS else _inflate
+    page.compression = _UNCOMPRESSED  # what `page.decode` is given below
+    pixels = np.zeros(page.shaped, page.dtype)
+    for index, (start, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
+        if length == 0:  # GDAL leaves out what is nothing but zeros
+            continue
+        values, (plane, _, top, left, _), _ = page.decode(unpack(data[start : start + length], room, name), index)
+        if values is not None:
+            place = pixels[plane, :, top : top + values.shape[1], left : left + values.shape[2]]
+            place[...] = values[:, : place.shape[1], : place.shape[2]]
+    return pixels.reshape(page.shape)
+
+
+def _inflate(packed: bytes, room: int, name: str) -> bytes:
+    inflater = zlib.decompressobj()
+    values = inflater.decompress(packed, room + 1)  # one more, so that the end and its checksum are looked at
+    if len(values) <= room and not inflater.eof:
+        raise UnreadableImage(f"{name} is not a whole TIFF image: a compressed strip ends early")
+    return values
+
+
+def _unpack_bits(packed: bytes, room: int, name: str) -> bytes:
+    """TIFF 6.0, section 9."""
+    values, at = bytearray(), 0
+    while at < len(packed) and len(values) < room:
+        code = packed[at]
+        if code < 128:
+            values += packed[at + 1 : at + 2 + code]
+            at += 2 + code
+        else:
+            values += packed[at + 1 : at + 2] * (257 - code) if code > 128 else b""
+            at += 2 if code > 128 else 1
+    return bytes(values)
 
 
 def _orientation(page: "TiffPage") -> int:

@@ -1,0 +1,138 @@
+"""Valid inputs and what damage makes of them, seeded: the same number gives the same input."""
+
+import io
+import json
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from hostile import containers, images, models
+from hostile.forge import strip_tiff
+
+from mae.config import PretrainConfig
+
+TELLING = (
+    b"\0", b"\xff", b"\x7f", b"\x80", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\xff" * 8, b"\0\x40",
+    b"\x40\0", b"[" * 64, b"{" * 64, b'"', b"\\ud800", b"NaN", b"1e999", b"-1", b"../", b"\n",
+)  # fmt: skip
+"""Values at the edges of what fields hold, and words that formats of text know."""
+
+
+Damage = tuple[int, int, int]
+"""Its kind, where it is done and what with, as shares of 65536."""
+KINDS = 6
+_SHARES = 1 << 16
+
+
+def damages(rng: np.random.Generator) -> list[Damage]:
+    """One to four kinds of damage."""
+    return [(int(kind), int(at), int(what)) for kind, at, what in rng.integers(
+        0, (KINDS, _SHARES, _SHARES), (rng.integers(1, 5), 3))]  # fmt: skip
+
+
+def mutated(data: bytes, other: bytes, done: Iterable[Damage]) -> bytes:
+    """Turned bits, other bytes, a piece cut, doubled, or taken from another input.
+
+    The checksums of a PNG are made right again, since nothing would be read behind a wrong one.
+    """
+    changed = bytearray(data)
+    for kind, share, what in done:
+        # Most formats keep what matters at their beginning.
+        reach = min(len(changed), 128) if share % 3 == 0 else len(changed)
+        at = reach * share // _SHARES
+        length = 1 + min(len(changed) // 2, 256) * what // _SHARES
+        if kind == 0 and changed:
+            changed[min(at, len(changed) - 1)] ^= 1 << what % 8
+        elif kind == 1:
+            value = TELLING[what % len(TELLING)]
+            changed[at : at + len(value)] = value
+        elif kind == 2:
+            changed[at : at + 2] = what.to_bytes(2, "little")
+        elif kind == 3:
+            del changed[at : at + length]
+        elif kind == 4:
+            changed[at:at] = changed[at : at + length]
+        else:
+            start = len(other) * what // _SHARES
+            changed[at : at + length] = other[start : start + length]
+    return _with_checksums(bytes(changed)) if changed.startswith(b"\x89PNG\r\n\x1a\n") else bytes(changed)
+
+
+def _with_checksums(png: bytes) -> bytes:
+    """A PNG whose chunks have the checksums of what they hold, as far as they can be followed."""
+    parts, at = [png[:8]], 8
+    while at + 12 <= len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4], "big")
+        parts.append(png[at:end])
+        if end + 4 > len(png):
+            break
+        parts.append(zlib.crc32(png[at + 4 : end]).to_bytes(4, "big"))
+        at = end + 4
+    return b"".join(parts)
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """Valid inputs of each reader that reads one file."""
+    pictures = [data for name, data, _, _ in images.valid() if name not in ("largest", "16384 x 1")]
+    pictures += [strip_tiff(8, 8, bytes(80), compression=kind, more=[(33628, 4, [9] * 9)]) for kind in (1, 8, 32773)]
+    archives = [data for name, data, _, _ in containers.archives() if len(data) < 4096]
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    two = [("train/cat/a.png", containers.picture(1)), ("b.jpg", containers.picture(2)), ("c/", b"")]
+    options = [text.encode("utf-8", "surrogateescape") for _, text, _, _ in models.configs() if len(text) < 4096]
+    return {
+        "image": pictures,
+        "zip": [*archives, containers.zipped(two, stored), containers.zipped(two, deflated)],
+        "list": [b"a.png\n../list/a.png\n# a comment\n\nb.png\r\n", b"\xef\xbb\xbfa.png\n", b"/dev/zero\n"],
+        "config": [*options, json.dumps(_every_option()).encode()],
+        "model config": [json.dumps(models.SMALL.to_json()).encode()],
+        "model": [_model()],
+        "features": [_array(np.ones((3, 2), np.float32)), _array(np.ones((2, 4), np.float16)), _array(np.arange(3))],
+    }
+
+
+def _every_option() -> dict[str, object]:
+    return PretrainConfig(source="photos", steps=5, img_size=(32, 32), lr=1e-3).to_json()
+
+
+def _array(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
+def _model() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return models.write_small(Path(folder) / "model.safetensors").read_bytes()
+
+
+class Desk:
+    """Where inputs are laid before they are read.
+
+    Args:
+        folder: an empty one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("list", "features"):
+            (folder / name).mkdir()
+        (folder / "list" / "a.png").write_bytes(containers.picture())
+        (folder / "features" / "key.json").write_text('{"arrays": ["x"]}')
+        self._places = {
+            "image": ("image", "image.bin", ""),
+            "zip": ("source", "archive.zip", ""),
+            "list": ("source", "list/list.txt", ""),
+            "config": ("config", "config.json", ""),
+            "model config": ("model config", "model.json", ""),
+            "model": ("model", "model.safetensors", ""),
+            "features": ("features", "features/x.npy", "features"),
+        }
+
+    def lay(self, kind: str, data: bytes) -> tuple[str, Path]:
+        """Write an input; the reader's name and what it is to read."""
+        reader, place, read = self._places[kind]
+        (self.folder / place).write_bytes(data)
+        return reader, self.folder / (read or place)

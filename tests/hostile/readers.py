@@ -1,0 +1,130 @@
+"""Every reader of something from outside, as one kind of function: a path in, a line on what was read out.
+
+Each must end in a value or in an `MAEError`; anything else is a fault of ours.
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mae.config import PretrainConfig
+from mae.data.decoding import decode, probe
+from mae.data.limits import UnreadableImage
+from mae.data.sources import open_source
+from mae.errors import MAEError
+from mae.evaluation.features import _read
+from mae.models.config import ModelConfig
+from mae.models.storage import load_model
+from mae.training.checkpoint import check
+
+
+def outcome(read: Callable[[Path], str], path: Path) -> tuple[str, str]:
+    """`ok` or `refused` with what was read or said; `crashed` with any other error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's words on what it then refuses
+        try:
+            return "ok", read(path)
+        except MAEError as error:
+            return "refused", str(error)
+        except Exception as error:
+            return "crashed", f"{type(error).__name__}: {error}"
+
+
+def read_image(path: Path) -> str:
+    """The image's shape and type; the header must have told the same."""
+    data, name = path.read_bytes(), path.name
+    try:
+        info = probe(data, name=name)
+    except UnreadableImage as refusal:
+        try:
+            decode(data, name=name)
+        except UnreadableImage:
+            raise refusal from None
+        raise AssertionError(f"decoded, though its header was refused: {refusal}") from refusal
+    told = f"{info.width}x{info.height}x{info.channels} {info.dtype}"
+    pixels = decode(data, name=name)
+    height, width, channels = pixels.shape
+    found = f"{width}x{height}x{channels} {pixels.dtype}"
+    if found != told:
+        raise AssertionError(f"the header told {told}, the pixels are {found}")
+    return found
+
+
+def read_source(path: Path) -> str:
+    """How many images of a folder, list or archive can be read, of how many; refused where none can."""
+    source = open_source(str(path), data_root=path.parent)
+    source.fingerprint(), source.version()
+    readable, refusals = 0, []
+    for index in range(len(source)):
+        try:
+            readable += source.load(index).size > 0
+        except UnreadableImage as refusal:
+            refusals.append(str(refusal))
+    if not readable:
+        raise UnreadableImage("; ".join(refusals))
+    return f"{readable} of {len(source)}"
+
+
+def read_config(path: Path) -> str:
+    """A run's configuration; what was accepted must come back from JSON as it was."""
+    config = PretrainConfig.read(path)
+    assert PretrainConfig.from_json(config.to_json()).to_json() == config.to_json()
+    return "configuration"
+
+
+def read_model_config(path: Path) -> str:
+    """A model's configuration, as it stands in the header of its file."""
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise MAEError(f"no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise MAEError("no object")
+    ModelConfig.from_json(values)
+    return "configuration"
+
+
+def read_model(path: Path) -> str:
+    """A model's file."""
+    return f"{sum(weight.numel() for weight in load_model(path).parameters())} weights"
+
+
+def read_checkpoint(path: Path) -> str:
+    """A checkpoint's folder, compared with its manifest."""
+    if wrong := check(path):
+        raise MAEError(wrong)
+    return "checkpoint"
+
+
+def read_features(path: Path) -> str:
+    """A folder of stored features; what is damaged is computed anew, which counts as refused here."""
+    arrays = _read(path)
+    if arrays is None:
+        raise MAEError(f"{path} is damaged")
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+
+
+def take_memory(path: Path) -> str:
+    """Takes 2 GiB, to see that the limit bites."""
+    return str(np.ones(2 << 30, dtype=np.uint8).sum())
+
+
+def spin(path: Path) -> str:
+    """Never ends, to see that the watch bites."""
+    while True:
+        pass
+
+
+READERS: dict[str, Callable[[Path], str]] = {
+    "image": read_image,
+    "source": read_source,
+    "config": read_config,
+    "model config": read_model_config,
+    "model": read_model,
+    "checkpoint": read_checkpoint,
+    "features": read_features,
+}
+CANARIES: dict[str, Callable[[Path], str]] = {"memory": take_memory, "spin": spin}
