@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mae.config import PretrainConfig, parse_size
+from mae.config import PretrainConfig, as_flags, parse_size
 from mae.errors import UsageError
 from mae.recipes import list_recipes, recipe_config
 
@@ -93,3 +93,19 @@ def test_every_option_has_help():
     for field in fields(PretrainConfig):
         after = source.split(f"    {field.name}: ", 1)[1].split("\n", 1)[1]
         assert after.lstrip().startswith('"""'), field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "typed"),
+    [
+        ("clip_grad", None, ["--clip-grad", "None"]),
+        ("compile", False, ["--no-compile"]),
+        ("cls_token", False, ["--cls-token", "False"]),
+        ("img_size", [96, 128], ["--img-size", "96x128"]),
+        ("betas", (0.9, 0.95), ["--betas", "0.9", "0.95"]),
+        ("epochs", 20.0, ["--epochs", "20"]),
+        ("another_commands", True, ["--another-commands"]),
+    ],
+)
+def test_an_option_as_it_is_typed(name: str, value: object, typed: list[str]) -> None:
+    assert as_flags(name, value) == typed

@@ -58,6 +58,7 @@ MACHINE_FIELDS = frozenset(
         "keep_every",
         "monitor",
         "monitor_every",
+        "skip_doctor",
     }
 )
 
@@ -145,6 +146,8 @@ class PretrainConfig:
 
     statistics: Statistics = "data"
     """Channel means and deviations: measured on the data, or ImageNet's."""
+    held_out: float = 0.02
+    """Share of the images, 2,000 at most, that are never trained on: their loss tells when a model overfits."""
     max_unreadable: float = 0.001
     """Share of unreadable images above which the run stops."""
 
@@ -153,6 +156,8 @@ class PretrainConfig:
     monitor_every: Annotated[float | None, shown("an eighth of the run, more in a short one", "E")] = None
     """Passes over the images between two looks at the features."""
 
+    skip_doctor: bool = False
+    """Begin without the checks of 'mae doctor'."""
     precision: Precision = "auto"
     """auto: bf16 where the device has it, fp32 elsewhere."""
     device: Device = "auto"
@@ -204,6 +209,7 @@ class PretrainConfig:
             (("laplacian", "uniformity", "focal_frequency"), "a weight of 0 or more", lambda value: 0 <= value < inf),
             (("low_pass",), "a share above 0 and at most 1", lambda value: 0 < value <= 1),
             (("mask_ratio", "mask_start"), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
+            (("held_out",), "a share from 0 to 0.5", lambda value: 0 <= value <= 0.5),
             (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),
             (("betas",), "two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
         ]
@@ -251,6 +257,21 @@ class PretrainConfig:
             UsageError: no such file, not JSON, or values that `from_json` refuses.
         """
         return cls.from_json(records.read_json(path))
+
+
+def as_flags(name: str, value: Any) -> list[str]:
+    """An option as it is typed.
+
+    Args:
+        name: of a field of `PretrainConfig`, or of another option.
+        value: as the field has it, or as JSON has it.
+    """
+    if isinstance(value, bool) and getattr(PretrainConfig, name, False) is not None:
+        return [_flag(name) if value else _flag(f"no_{name}")]  # one that may be None is typed with its value
+    if isinstance(value, tuple | list):
+        return [_flag(name), *(["x".join(map(str, value))] if name in ("img_size", "patch_size") else map(str, value))]
+    whole = isinstance(value, float) and value.is_integer()
+    return [_flag(name), str(int(value) if whole else value)]
 
 
 def _flag(name: str) -> str:

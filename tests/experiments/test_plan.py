@@ -17,7 +17,7 @@ from mae.experiments.compare import Compare, parts
 from mae.experiments.decoder_depth import DecoderDepth
 from mae.experiments.job import Job, Judgement, feature_read, read_numbers, read_yardsticks
 from mae.experiments.mask_ratio import MaskRatio
-from mae.experiments.plan import Bed, Study, as_flags, commands, differing
+from mae.experiments.plan import Bed, Study, commands, differing
 from mae.experiments.run import _told_apart
 from mae.experiments.target import Target
 from mae.models.zoo import build_model
@@ -185,10 +185,6 @@ def test_the_commands_shown_mean_the_same_run(options: dict[str, Any], tmp_path:
         "mae", "evaluate", "knn", str(folder), "--data", "cifar10", "--data-root", str(where), "--ks", "20",
         "--no-comparators", "--seed", "2", "--device", "cpu",
     ]  # fmt: skip
-
-
-def test_flags_of_what_is_absent():
-    assert as_flags("clip_grad", None) == ["--clip-grad", "None"] and as_flags("compile", False) == ["--no-compile"]
 
 
 def test_a_short_fine_tuning_mixes_nothing():

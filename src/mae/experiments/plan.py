@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.config import MACHINE_FIELDS, PretrainConfig, as_flags
 from mae.data.sources import KNOWN
 from mae.errors import UsageError
 from mae.experiments.job import NEIGHBOURS, Job, Judgement
@@ -145,17 +145,3 @@ def commands(job: Job, base: PretrainConfig | None) -> tuple[str, ...]:
         model = [str(job.folder)] if job.model is None else [job.model, "--out", str(job.folder)]
         typed.append(["mae", "evaluate", judgement.protocol, *model, "--data", job.data, *where, *flags, *end])
     return tuple(map(shlex.join, typed))
-
-
-def as_flags(name: str, value: Any) -> list[str]:
-    """An option as it is typed."""
-    flag = name.replace("_", "-")
-    match value:
-        case bool():
-            return [f"--{flag}" if value else f"--no-{flag}"]
-        case [int(height), int(width)] if name in ("img_size", "patch_size"):
-            return [f"--{flag}", f"{height}x{width}"]
-        case list() | tuple():
-            return [f"--{flag}", *map(str, value)]
-        case _:
-            return [f"--{flag}", str(value)]

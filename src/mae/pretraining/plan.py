@@ -1,0 +1,271 @@
+"""What a run would take and whether it makes sense, told before it begins; nothing is written."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import floor, inf
+from typing import Any
+
+import torch
+
+from mae import records
+from mae.config import PretrainConfig, as_flags
+from mae.data.images import ImageSet
+from mae.errors import UsageError
+from mae.pretraining.measure import (
+    Pace,
+    StepCost,
+    available_memory,
+    cost_of,
+    fitting_part_size,
+    measure_loading,
+    measure_steps,
+    pace_of,
+)
+from mae.pretraining.parts import num_workers
+from mae.pretraining.sense import advise, check_sense, num_parameters
+from mae.pretraining.settle import Prepared, num_held_out, prepare, settle, total_steps
+from mae.recipes import recipe_config
+from mae.report.console import duration
+from mae.training.device import choose_device, explained_memory_failure
+from mae.training.distributed import World
+from mae.training.run_folder import RunFolder
+
+LONG_WAIT = 0.15
+"""Share of the time waiting for images from which it is worth a remedy."""
+
+_USABLE = 0.9
+"""Of the free memory: gaps between tensors, pictures and other programs take some too."""
+_PROBES = (2, 4)
+_PROBE_SECONDS, _STEP_SECONDS, _LOADING_SECONDS = 2.0, 5.0, 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run would take. Times leave out pictures, looks at the features and checkpoints.
+
+    Attributes:
+        images: of the source.
+        held_out: of them that are not trained on.
+        config: the run in full, everything chosen and fitted.
+        parameters: trained values of the model.
+        device: where it would run.
+        workers: processes that load images.
+        epochs: passes over the images.
+        steps: optimizer steps of the whole run.
+        steps_per_epoch: whole batches in a pass.
+        part_size: images computed at once.
+        largest_part: how many could be, by the memory there is.
+        model_rate: images a second of the model, with images there already.
+        loader_rate: images a second of the loader, with nothing else running.
+        pace: the two together.
+        epoch_seconds: time of a pass.
+        run_seconds: time of the whole run.
+        peak_bytes: memory that a step takes.
+        available_bytes: memory that is free.
+        hours: the time that the epochs were fitted to; None: they were asked for.
+        advice: what is worth knowing or changing, a sentence each.
+        command: what to type to carry the plan out.
+    """
+
+    images: int
+    held_out: int
+    config: PretrainConfig
+    parameters: int
+    device: str
+    workers: int
+    epochs: float
+    steps: int
+    steps_per_epoch: int
+    part_size: int
+    largest_part: int
+    model_rate: float
+    loader_rate: float
+    pace: Pace
+    epoch_seconds: float
+    run_seconds: float
+    peak_bytes: int
+    available_bytes: int
+    hours: float | None
+    advice: tuple[str, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, one key a field."""
+        return records.to_json(self)
+
+
+def plan_pretraining(config: PretrainConfig, *, hours: float | None) -> tuple[Prepared, Plan]:
+    """Read the images, settle the run and plan it; see `make_plan`.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked, or makes no sense.
+        MAEError: images that cannot be read, or too little memory for a few of them at once.
+    """
+    if hours is not None and not 0 < hours < inf:
+        raise UsageError(f"--hours is {hours}; expected a finite number above 0")
+    if not config.source:
+        raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
+    folder = None if config.out is None else RunFolder(config.out)
+    if folder is not None:
+        folder.check_new()
+    with explained_memory_failure(f"{max(_PROBES)} images at once are too many; take a smaller model or --img-size"):
+        prepared = prepare(config, folder, choose_device(config.device), World(), resume=False)
+        return prepared, make_plan(prepared, hours=hours)
+
+
+def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
+    """Measure a few steps and some loading, and work out what the run takes.
+
+    The batch stays what was asked for; it is divided into more parts where it would not fit.
+
+    Args:
+        prepared: the run.
+        hours: fit the epochs to this time; None: take those that were asked for.
+
+    Raises:
+        UsageError: the run makes no sense (see `check_sense`), not one image fits in memory, or an epoch takes longer
+            than `hours`.
+        MAEError: images that cannot be read, or too little memory for a few of them at once.
+    """
+    images, device, world = prepared.images, prepared.device, prepared.world
+    if hours is None:
+        check_sense(prepared.config, len(images))  # before any time is spent on it
+    available = available_memory(device)
+    costs = _measure_costs(prepared, floor(_USABLE * available))
+    loader_rate = measure_loading(prepared, seconds=_LOADING_SECONDS)
+    largest_part = fitting_part_size(costs, floor(_USABLE * available))
+    accumulate = fitting_accumulate(prepared.config, world, largest_part)
+    config = replace(prepared.config, accumulate=accumulate)
+    assert config.batch_size is not None
+    part_size = config.batch_size // (accumulate * world.size)
+    at_work = cost_of(costs, part_size)
+    model_rate = world.size * part_size / at_work.seconds
+    pace = pace_of(model_rate, loader_rate, num_workers(prepared))
+    epoch_seconds = prepared.steps_per_epoch * config.batch_size / pace.images_per_second
+    if hours is not None:
+        config = replace(config, epochs=float(fitting_epochs(hours, epoch_seconds)), steps=None)
+    config, model = settle(config, images, device, world)
+    check_sense(config, len(images))
+    steps = total_steps(config, len(images))
+    epochs = steps / prepared.steps_per_epoch
+    return Plan(
+        images=len(images),
+        held_out=num_held_out(config, len(images)),
+        config=config,
+        parameters=num_parameters(model),
+        device=str(device),
+        workers=num_workers(prepared),
+        epochs=epochs,
+        steps=steps,
+        steps_per_epoch=prepared.steps_per_epoch,
+        part_size=part_size,
+        largest_part=largest_part,
+        model_rate=model_rate,
+        loader_rate=loader_rate,
+        pace=pace,
+        epoch_seconds=epoch_seconds,
+        run_seconds=epochs * epoch_seconds,
+        peak_bytes=at_work.peak_bytes,
+        available_bytes=available,
+        hours=hours,
+        advice=(
+            *_on_parts(prepared.config, accumulate),
+            *_on_pace(pace, num_workers(prepared)),
+            *advise(config, model, len(images), epoch_seconds=epoch_seconds),
+        ),
+        command=command_of(config, images, device, world),
+    )
+
+
+def _measure_costs(prepared: Prepared, usable: int) -> list[StepCost]:
+    """Of two small parts, then of the run's own or the largest that fits in memory and does not take long."""
+    costs = measure_steps(prepared, part_sizes=_PROBES, seconds=_PROBE_SECONDS)
+    size = min(prepared.part_size, fitting_part_size(costs, usable))
+    while size > max(_PROBES) and cost_of(costs, size).seconds > _STEP_SECONDS:
+        size //= 2
+    if size > max(_PROBES):
+        costs += measure_steps(prepared, part_sizes=[size], seconds=_STEP_SECONDS)
+    return costs
+
+
+def fitting_accumulate(config: PretrainConfig, world: World, largest_part: int) -> int:
+    """The fewest parts, no fewer than asked for, into which the batch divides so that each fits.
+
+    Raises:
+        UsageError: not even one image fits.
+    """
+    assert config.batch_size is not None
+    for accumulate in range(config.accumulate, config.batch_size // world.size + 1):
+        part_size, left = divmod(config.batch_size, accumulate * world.size)
+        if not left and part_size <= largest_part:
+            return accumulate
+    raise UsageError(
+        f"--batch-size {config.batch_size} cannot be divided into --accumulate {config.accumulate} or more equal parts "
+        f"that fit in memory, where {largest_part} image(s) of {config.model} fit at once; take a smaller --model, a "
+        "smaller --img-size, larger --patch-size, or fewer parts"
+    )
+
+
+def fitting_epochs(hours: float, epoch_seconds: float) -> int:
+    """Whole epochs that fit in a time.
+
+    Raises:
+        UsageError: not even one.
+    """
+    if (epochs := floor(3600 * hours / epoch_seconds)) < 1:
+        raise UsageError(
+            f"--hours {hours:g} is not enough for one epoch, which takes {duration(epoch_seconds)} here; give more "
+            "time, a smaller --model or fewer images"
+        )
+    return epochs
+
+
+def _on_parts(asked: PretrainConfig, accumulate: int) -> list[str]:
+    if accumulate == asked.accumulate:
+        return []
+    return [
+        f"--accumulate {accumulate}, for {asked.accumulate} part(s) of the batch are unequal or do not fit in memory"
+    ]
+
+
+def _on_pace(pace: Pace, workers: int) -> list[str]:
+    if pace.data_wait < LONG_WAIT:
+        return []
+    cores = os.cpu_count() or 1
+    remedy = (
+        f"try --workers {max(cores - 1, 1)}"
+        if workers < cores - 1
+        else "all cores load already: store the images smaller, or take a machine with more"
+    )
+    return [f"the model waits for images {pace.data_wait:.0%} of the time; {remedy}"]
+
+
+def command_of(config: PretrainConfig, images: ImageSet, device: torch.device, world: World) -> str:
+    """The shortest command that carries a settled run out, to be typed in a shell on the same machine.
+
+    It names the source, the model, the length, the batch, and what else differs from the recipe and would not be chosen
+    for these images anyway.
+    """
+    recipe = recipe_config(config.recipe)
+    told = {"source": config.source, "recipe": config.recipe}
+    changed = {
+        field.name: value
+        for field in fields(PretrainConfig)
+        if field.name not in told and (value := getattr(config, field.name)) != getattr(recipe, field.name)
+    }
+
+    def means_the_same(options: Mapping[str, Any]) -> bool:
+        try:
+            return settle(recipe.override({**told, **options}), images, device, world)[0] == config
+        except UsageError:
+            return False
+
+    named_anyway = ("model", "epochs", "steps", "batch_size")
+    for name in [name for name, value in changed.items() if value is None or name not in named_anyway]:
+        shorter = {key: value for key, value in changed.items() if key != name}
+        changed = shorter if means_the_same(shorter) else changed
+    recipe_flags = [] if config.recipe == "default" else ["--recipe", config.recipe]
+    flags = [flag for name, value in changed.items() for flag in as_flags(name, value)]
+    return shlex.join(["mae", "pretrain", config.source, *recipe_flags, *flags])

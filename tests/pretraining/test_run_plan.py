@@ -1,0 +1,229 @@
+"""A plan's arithmetic on costs that are given, its refusals, and the command that carries it out."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_measure import CPU, prepared
+
+from mae.cli.pretrain import parse
+from mae.config import PretrainConfig
+from mae.data.images import ImageSet
+from mae.errors import UsageError
+from mae.pretraining import plan as planning
+from mae.pretraining.measure import StepCost
+from mae.pretraining.plan import Plan, command_of, fitting_accumulate, fitting_epochs, make_plan, plan_pretraining
+from mae.pretraining.settle import Prepared, settle
+from mae.recipes import recipe_config
+from mae.training.distributed import World
+
+
+class Machine:
+    """What is measured: a step takes 0.1 s and 0.01 s an image, 1000 bytes and 100 an image."""
+
+    def __init__(self) -> None:
+        self.loader_rate = 400.0
+        self.available = 1_000_000
+        self.asked: list[int] = []
+
+    def measure_steps(self, run: Prepared, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
+        self.asked += part_sizes
+        return [StepCost(part_size=n, seconds=0.1 + 0.01 * n, peak_bytes=1000 + 100 * n) for n in part_sizes]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(planning, "measure_steps", made.measure_steps)
+    monkeypatch.setattr(planning, "measure_loading", lambda run, seconds: made.loader_rate)
+    monkeypatch.setattr(planning, "available_memory", lambda device: made.available)
+    return made
+
+
+def test_every_number_by_hand(machine: Machine):
+    plan = make_plan(prepared(batch_size=40, steps=700), hours=None)
+    assert (plan.images, plan.held_out, plan.steps_per_epoch, plan.steps) == (1438, 0, 35, 700)
+    assert plan.epochs == 20
+    assert plan.model_rate == pytest.approx(80)  # 40 images in 0.1 + 0.4 s
+    assert (plan.loader_rate, plan.workers, plan.pace.limit) == (400, 0, "compute")
+    assert plan.pace.images_per_second == pytest.approx(1 / (1 / 80 + 1 / 400))
+    assert plan.epoch_seconds == pytest.approx(1400 * (1 / 80 + 1 / 400))
+    assert plan.run_seconds == pytest.approx(20 * plan.epoch_seconds)
+    assert (plan.peak_bytes, plan.available_bytes) == (5000, 1_000_000)
+    assert plan.largest_part == 8990  # nine tenths of the memory, 1000 taken off
+    assert (plan.part_size, plan.config.batch_size, plan.config.accumulate) == (40, 40, 1)
+    assert machine.asked == [2, 4, 40]
+
+
+def test_the_batch_stays_and_is_divided_where_it_does_not_fit(machine: Machine):
+    machine.available = 4000  # 3600 of it: 26 images
+    plan = make_plan(prepared(batch_size=40), hours=None)
+    assert (plan.largest_part, plan.config.batch_size, plan.config.accumulate, plan.part_size) == (26, 40, 2, 20)
+    assert plan.peak_bytes == 3000 and "--accumulate 2" in plan.command
+    assert any("--accumulate 2" in text for text in plan.advice)
+    assert max(machine.asked) == 26  # no more than fits is tried
+
+
+def test_what_takes_long_is_not_tried_in_full(machine: Machine):
+    make_plan(prepared(batch_size=1438 // 2), hours=None)  # a step of these would take 7.3 s
+    assert machine.asked == [2, 4, 719 // 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "largest", "expected"),
+    [
+        ({"batch_size": 64}, 1, 64, 1),
+        ({"batch_size": 64}, 1, 63, 2),
+        ({"batch_size": 64, "accumulate": 4}, 1, 64, 4),
+        ({"batch_size": 30, "accumulate": 4}, 1, 64, 5),
+        ({"batch_size": 7}, 1, 6, 7),
+        ({"batch_size": 64}, 2, 16, 2),
+    ],
+)
+def test_the_fewest_equal_parts_that_fit(options: dict[str, Any], size: int, largest: int, expected: int):
+    assert fitting_accumulate(PretrainConfig(**options), World(size=size), largest) == expected
+
+
+def test_no_memory_for_one_image_is_refused():
+    with pytest.raises(UsageError, match="--batch-size 64 cannot be divided .* 0 image.*smaller --model"):
+        fitting_accumulate(PretrainConfig(batch_size=64), World(), 0)
+
+
+def test_hours_choose_whole_epochs(machine: Machine):
+    run = prepared(batch_size=40)
+    epoch = make_plan(run, hours=None).epoch_seconds
+    plan = make_plan(run, hours=12.9 * epoch / 3600)
+    assert (plan.config.epochs, plan.config.steps, plan.steps, plan.hours) == (12, None, 420, 12.9 * epoch / 3600)
+    assert plan.run_seconds == pytest.approx(12 * epoch)
+    assert "--epochs 12" in plan.command and "--steps" not in plan.command
+
+
+def test_too_little_time_says_how_long_an_epoch_takes():
+    assert fitting_epochs(1.0, 3600.0) == 1
+    with pytest.raises(UsageError, match=r"--hours 0.5 is not enough for one epoch, which takes 1 h 00 min"):
+        fitting_epochs(0.5, 3600.0)
+
+
+def test_nonsense_is_refused_before_and_after_measuring(machine: Machine):
+    with pytest.raises(UsageError, match="100 steps; expected 300"):
+        make_plan(prepared(steps=100), hours=None)
+    assert machine.asked == []
+    run = prepared(batch_size=40)
+    with pytest.raises(UsageError, match="1 epochs are 35 steps; expected 300"):
+        make_plan(run, hours=21.1 / 3600)  # one epoch of 21 s
+    with pytest.raises(UsageError, match="warm-up .* is 30 epochs, but the whole run has 12"):
+        make_plan(prepared(batch_size=40, warmup_epochs=30.0, steps=4000), hours=12.5 * 21 / 3600)
+
+
+@pytest.mark.parametrize("hours", [0.0, -1.0, float("inf"), float("nan")])
+def test_hours_that_are_none_are_refused(hours: float):
+    with pytest.raises(UsageError, match="--hours is"):
+        plan_pretraining(PretrainConfig(source="builtin:digits"), hours=hours)
+
+
+def test_a_source_is_needed_and_a_new_folder(tmp_path: Path):
+    with pytest.raises(UsageError, match="no images are named"):
+        plan_pretraining(PretrainConfig(), hours=None)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds another run"):
+        plan_pretraining(PretrainConfig(source="builtin:digits", out=tmp_path), hours=None)
+
+
+def test_a_slow_source_limits(monkeypatch: pytest.MonkeyPatch, machine: Machine):
+    monkeypatch.undo()  # everything is measured here
+    for name in ("_PROBE_SECONDS", "_STEP_SECONDS", "_LOADING_SECONDS"):
+        monkeypatch.setattr(planning, name, 0.05)
+    real = ImageSet.get
+
+    def get(images: ImageSet, index: int) -> Any:
+        time.sleep(0.1)
+        return real(images, index)
+
+    run = prepared(batch_size=4)
+    monkeypatch.setattr(ImageSet, "get", get)
+    monkeypatch.setattr("mae.pretraining.measure._CROPS", 4)
+    plan = make_plan(run, hours=None)
+    assert plan.pace.limit == "data" and plan.pace.data_wait > 0.5
+    assert any("waits for images" in text for text in plan.advice)
+
+
+COMMANDS: list[tuple[str, dict[str, Any]]] = [
+    ("default", {}),
+    ("default", {"steps": None, "epochs": 300.0, "norm_pix_loss": False, "cls_token": False, "betas": (0.9, 0.99)}),
+    ("default", {"base_lr": 4e-3, "clip_grad": None, "precision": "bf16", "seed": 3, "decoder_depth": 4}),
+    ("default", {"img_size": (16, 8), "patch_size": (4, 2), "mlp_ratio": 2.0, "pos_embed": "learned", "compile": True}),
+    ("improved", {"laplacian": 0.2, "mask_warmup": 2.5, "workers": 2, "monitor": "builtin:digits"}),
+    ("demo", {"lr": 0.00123456789, "warmup_epochs": 1.0, "out": "my runs/a"}),
+    ("cifar10", {"steps": None, "epochs": 120.5, "data_root": "some where"}),
+]
+
+
+def carried_out(plan: Plan, run: Prepared) -> PretrainConfig:
+    """The settled configuration of the command that a plan shows."""
+    program, command, *args = shlex.split(plan.command)
+    assert (program, command) == ("mae", "pretrain")
+    config, _, resume = parse(args)
+    assert not resume
+    return settle(config, run.images, run.device, run.world)[0]
+
+
+@pytest.mark.parametrize("hours", [None, 0.2])
+@pytest.mark.parametrize(("recipe", "options"), COMMANDS)
+def test_the_command_means_the_plan(recipe: str, options: dict[str, Any], hours: float | None, machine: Machine):
+    base = {"model": "mae_vit_lesson_patch4", "img_size": (8, 8), "patch_size": (2, 2), "steps": 900, "batch_size": 30}
+    config = recipe_config(recipe).override({"source": "builtin:digits", **base, **options, "recipe": recipe})
+    images, world = prepared().images, World()
+    settled, model = settle(config, images, CPU, world)
+    filled = replace(model, mean=(0.5,), std=(1.0,))
+    run = replace(prepared(), config=settled, model_config=filled, images=images)
+    machine.available = 3000
+    plan = make_plan(run, hours=hours)
+    assert plan.config.accumulate == 2
+    assert carried_out(plan, run) == plan.config
+
+
+def test_the_command_is_short(machine: Machine):
+    plan = make_plan(prepared(workers=None, held_out=0.02, steps=None, device="auto"), hours=None)
+    assert plan.command == (
+        "mae pretrain builtin:digits --model mae_vit_lesson_patch4 --img-size 8x8 --patch-size 2x2 --epochs 100 "
+        "--batch-size 32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [({}, ""), ({"epochs": 40.0}, " --epochs 40"), ({"base_lr": 0.01}, " --base-lr 0.01")],
+)
+def test_the_command_of_a_recipe_names_what_differs(options: dict[str, Any], more: str):
+    run = prepared()
+    config = recipe_config("demo").override({"source": "builtin:digits", **options})
+    settled, _ = settle(config, run.images, CPU, World())
+    assert command_of(settled, run.images, CPU, World()) == f"mae pretrain builtin:digits --recipe demo{more}"
+
+
+def test_odd_names_are_quoted(photos: Path, tmp_path: Path):
+    odd = photos.rename(tmp_path / "my 'photos' $HOME")
+    run = prepared()
+    config = recipe_config("default").override({"source": str(odd), "steps": 300, "batch_size": 4})
+    settled, _ = settle(config, run.images, CPU, World())
+    assert parse(shlex.split(command_of(settled, run.images, CPU, World()))[2:])[0].source == str(odd)
+
+
+def test_planning_leaves_no_trace(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    config = recipe_config("default").override(
+        {"source": "builtin:digits", "model": "mae_vit_lesson_patch4", "device": "cpu"}
+    )
+    _, plan = plan_pretraining(config, hours=None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(tmp_path.iterdir()) == []
+    told = plan.to_json()
+    assert told["config"]["model"] == "mae_vit_lesson_patch4" and told["command"] == plan.command
+    assert told["pace"]["limit"] == "compute"
