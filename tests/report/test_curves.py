@@ -77,6 +77,31 @@ def test_a_band_is_shaded_around_its_line_and_fits(drawn, tmp_path):
     assert axes.get_ylim()[1] > 7
 
 
+def test_a_reference_lies_thin_and_grey_under_the_run_and_is_named(drawn, tmp_path):
+    band = ([0.7, 0.3, 0.1], [0.9, 0.5, 3.0])
+    reference = Line(label="reference: recipe $x, 2 seeds", x=[100, 300, 900], y=[0.8, 0.4, 0.15], band=band)
+    draw_curve(ROWS, yardsticks={"zero": 0.99}, path=tmp_path / "c.png", title="", reference=reference)
+    axes = drawn[0].axes[0]
+    run, other, _ = axes.lines
+    assert list(run.get_ydata()) == [1 / step for step in range(1, 6)]
+    assert (list(other.get_xdata()), list(other.get_ydata())) == ([100, 300, 900], [0.8, 0.4, 0.15])
+    assert other.get_zorder() < run.get_zorder() and other.get_linewidth() < run.get_linewidth()
+    red, green, blue = to_rgb(other.get_color())
+    assert red == green == blue
+    [shade] = axes.collections
+    assert {tuple(corner) for corner in shade.get_paths()[0].vertices} >= {(900, 0.1), (900, 3.0), (300, 0.5)}
+    assert shade.get_zorder() < other.get_zorder()
+    assert axes.get_xlim() == (0, 900) and axes.get_ylim()[1] > 3
+    assert [text.get_text() for text in axes.texts] == ["this run  0.2", "reference  0.15", "zero  0.99"]
+    [label] = axes.get_legend().get_texts()
+    assert label.get_text() == "reference: recipe $x, 2 seeds" and not label.get_parse_math()
+
+
+def test_without_a_reference_nothing_speaks_of_one(drawn, tmp_path):
+    draw_curve(ROWS, yardsticks={}, path=tmp_path / "c.png", title="")
+    assert drawn[0].axes[0].get_legend() is None and len(drawn[0].axes[0].lines) == 1
+
+
 def test_labels_keep_apart_in_low_axes_too(drawn, tmp_path):
     figure = new_figure(1000, 900)
     axes = figure.add_axes((0.1, 0.1, 0.6, 0.2))

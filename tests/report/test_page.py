@@ -82,6 +82,14 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert "prefers-color-scheme: dark" in source and "@media print" in source and 'name="viewport"' in source
 
 
+def test_a_page_is_read_again_only_where_that_is_asked(tmp_path):
+    def again(**parts) -> list[str]:
+        _, outline = written(tmp_path / "p.html", **parts)
+        return [attrs["content"] for tag, attrs in outline.tags if attrs.get("http-equiv") == "refresh"]
+
+    assert again() == [] and again(refresh=10) == ["10"]
+
+
 def test_no_text_acts(tmp_path):
     picture = tmp_path / '"><script>.png'.replace("/", "")
     picture.write_bytes(PNG)

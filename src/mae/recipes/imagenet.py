@@ -27,6 +27,7 @@ def imagenet_base() -> PretrainConfig:
         warmup_epochs=40,
         clip_grad=None,
         statistics="imagenet",
+        held_out=0.0,
     )
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 _SECONDS_BETWEEN_LINES = 10.0
+_PLAIN: Any = {"highlight": False, "soft_wrap": True, "markup": False}
 
 NO_YARDSTICK = 1e-9
 """Below this loss of the mean-colour predictor there is nothing to be better at."""
@@ -73,10 +74,13 @@ class ProgressDisplay:
             self._bar.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Show the newest numbers; those of an evaluation on a line that stays."""
+        """Show the newest numbers; those of an evaluation, and warnings, on a line that stays."""
+        if "warning" in row:
+            self._console.print(f"step {row['step']}  warning: {row['warning']['text']}", style="yellow", **_PLAIN)
+            return
         if "evaluation" in row:
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in row["evaluation"].items())
-            self._console.print(f"step {row['step']}  {numbers}", highlight=False, soft_wrap=True, markup=False)
+            self._console.print(f"step {row['step']}  {numbers}", **_PLAIN)
             if row["step"] == self._start_step:
                 self._began = time.monotonic()  # what was looked at before the first step tells nothing of the steps
             return

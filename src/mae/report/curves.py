@@ -44,7 +44,12 @@ class Line:
 
 
 def draw_curve(
-    metrics: Sequence[Mapping[str, Any]], *, yardsticks: Mapping[str, float], path: Path, title: str
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    yardsticks: Mapping[str, float],
+    path: Path,
+    title: str,
+    reference: Line | None = None,
 ) -> None:
     """Write a PNG of `loss` over `samples`, each yardstick a labelled horizontal line.
 
@@ -54,6 +59,7 @@ def draw_curve(
         yardsticks: what predictors that learn nothing reach, in the loss's units, by name.
         path: the PNG; its folder is made, an older file is replaced at once.
         title: printed above.
+        reference: what others reached over as many samples, thin and grey under the run.
 
     Raises:
         UsageError: no row holds a finite loss.
@@ -62,7 +68,8 @@ def draw_curve(
     line = read_line(metrics, x="samples", y="loss", label="this run")
     if line is None:
         raise UsageError(f"no loss to draw: none of {len(metrics)} rows holds 'samples' and a finite 'loss'")
-    draw_lines([line], levels=yardsticks, names=("samples seen", "loss"), show=readable, path=path, title=title)
+    names = ("samples seen", "loss")
+    draw_lines([line], levels=yardsticks, names=names, show=readable, path=path, title=title, reference=reference)
 
 
 def read_line(rows: Sequence[Mapping[str, Any]], *, x: str, y: str, label: str) -> Line | None:
@@ -80,6 +87,7 @@ def draw_lines(
     show: Callable[[float], str],
     path: Path,
     title: str,
+    reference: Line | None = None,
 ) -> None:
     """Write a PNG of lines, labelled at their ends, and of horizontal ones at the levels.
 
@@ -90,6 +98,7 @@ def draw_lines(
         show: a value as it is printed beside a label.
         path: the PNG; its folder is made, an older file is replaced at once.
         title: printed above.
+        reference: drawn thin and grey under the lines, its label above the axes.
 
     Raises:
         MAEError: the file cannot be written.
@@ -102,22 +111,47 @@ def draw_lines(
     axes = figure.add_axes((0.065, 0.11, 0.70, 0.78))
     colours = [LINE_COLOURS[number % len(LINE_COLOURS)] for number in range(len(lines))]
     for line, colour in zip(lines, colours, strict=True):
-        marker = "o" if len(line.x) == 1 else None
-        axes.plot(line.x, line.y, color=colour, linewidth=1.6, marker=marker)
-        if line.band is not None:
-            axes.fill_between(line.x, *line.band, color=colour, alpha=_BAND_ALPHA, linewidth=0)
-    drawn = [values for line in lines for values in (line.y, *(line.band or ()))]
+        _draw_line(axes, line, colour)
+    if reference is not None:
+        _draw_reference(axes, reference)
+    every = [*lines, *([reference] if reference is not None else [])]
+    drawn = [values for line in every for values in (line.y, *(line.band or ()))]
     top = _HEADROOM * max(value for values in (*drawn, levels.values()) for value in values if isfinite(value))
-    starts, ends = zip(*((min(line.x), max(line.x)) for line in lines), strict=True)
+    starts, ends = zip(*((min(line.x), max(line.x)) for line in every), strict=True)
     axes.set(xlim=(min(0.0, *starts), max(ends) or 1.0), ylim=(0, top or 1.0))
     axes.set_xlabel(names[0], color=FAINT)
     axes.set_ylabel(names[1], color=FAINT)
     quiet_frame(axes)
     for level in levels.values():
         axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
-    ends_of_lines = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
-    label_ends(axes, [*ends_of_lines, *((name, level, FAINT) for name, level in levels.items())], show)
+    labels = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
+    labels += [("reference", reference.last, FAINT)] if reference is not None else []
+    label_ends(axes, [*labels, *((name, level, FAINT) for name, level in levels.items())], show)
     save_png(figure, path)
+
+
+def _draw_line(axes: "Axes", line: Line, colour: str, *, width: float = 1.6, layer: float = 2) -> None:
+    marker = "o" if len(line.x) == 1 else None
+    axes.plot(line.x, line.y, color=colour, linewidth=width, marker=marker, zorder=layer)
+    if line.band is not None:
+        axes.fill_between(line.x, *line.band, color=colour, alpha=_BAND_ALPHA, linewidth=0, zorder=layer - 0.5)
+
+
+def _draw_reference(axes: "Axes", line: Line) -> None:
+    """Grey under the lines; beside its end there is no room to say what it is, above the axes there is."""
+    _draw_line(axes, line, FAINT, width=0.9, layer=1.5)
+    label = fit_text(line.label, width=0.5 * _WIDTH, size=_LABEL_SIZE)
+    legend = axes.legend(
+        [axes.lines[-1]],
+        [label],
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderpad=0.2,
+        frameon=False,
+        fontsize=_LABEL_SIZE,
+        labelcolor=FAINT,
+    )
+    legend.get_texts()[0].set_parse_math(False)
 
 
 def quiet_frame(axes: "Axes") -> None:

@@ -79,7 +79,14 @@ class Section:
     commands: Sequence[str] = ()
 
 
-def write_page(path: Path, *, title: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> None:
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[Section],
+    refresh: int | None = None,
+) -> None:
     """Write one HTML file that needs no other: style and pictures are inside, there is no script and no address.
 
     Readable on a bright or dark screen, on a phone and on paper. All text is shown as text, whatever it holds.
@@ -89,6 +96,7 @@ def write_page(path: Path, *, title: str, facts: Sequence[tuple[str, str]], sect
         title: of the page.
         facts: what must be known first, each a name and what it is.
         sections: in the order of reading.
+        refresh: seconds until a browser reads the file again, for a page that is written again; None: it does not.
 
     Raises:
         MAEError: a picture cannot be read or the page cannot be written.
@@ -97,7 +105,8 @@ def write_page(path: Path, *, title: str, facts: Sequence[tuple[str, str]], sect
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
+        + ("" if refresh is None else f'<meta http-equiv="refresh" content="{refresh:d}">\n')
+        + f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
         + (f"<dl>\n{listed}</dl>\n" if listed else "")
         + "".join(map(_section, sections))
         + "</body>\n</html>\n"

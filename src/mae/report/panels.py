@@ -243,7 +243,8 @@ def _error_column(views: Reconstruction, tones: Tones) -> Column:
     error = (views.error * tones.std).mean(dim=1)  # [B, H, W]
     strongest = error_scale(error, views.hidden)
     table = torch.from_numpy(colormaps[_COLOUR_MAP](range(256))[:, :3]).float().to(error.device)  # [256, 3]
-    colours = table[(error / strongest * 255).clamp(max=255).round().long()]
+    share = (error / strongest).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1)  # of weights that ran away
+    colours = table[(share * 255).round().long()]
     return Column(
         name="error",
         caption="absolute, in pixel values, mean over channels; visible patches blank",

@@ -1,0 +1,160 @@
+"""What a recipe reached when others ran it: the loss over the run, kept as a small file beside the recipes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mae import records
+from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.errors import UsageError
+from mae.recipes import list_recipes
+from mae.report.curves import Line
+
+MOST_POINTS = 60
+
+_CURVES = Path(__file__).parent / "curves"
+_NOT_KEPT = MACHINE_FIELDS | {"seed", "max_unreadable"}
+"""Fields that say nothing of the curve, or, as folders do, of another machine."""
+_LENGTH_AND_RATE = frozenset(
+    {
+        "precision",
+        "epochs",
+        "steps",
+        "batch_size",
+        "lr",
+        "base_lr",
+        "min_lr",
+        "weight_decay",
+        "betas",
+        "warmup_epochs",
+        "clip_grad",
+        "held_out",
+    }
+)
+"""How a run is trained; all other fields say what its loss is a loss of, and losses of other things tell nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceCurve:
+    """The reconstruction loss of a recipe over samples seen, mean and spread over seeds.
+
+    Attributes:
+        config: what the runs were told, without what belongs to seed and machine: recipe, model and source too.
+        images: in the source.
+        fingerprint: of the source.
+        seeds: of the runs, two or more.
+        samples: seen, rising; the last is the run's end. At most 60 points.
+        loss: the reconstruction term at each point: mean over the samples since the point before, then over the seeds.
+        deviation: sample deviation over the seeds, point by point.
+        mae_version: that made the curve.
+        hardware: the runs were made on.
+        date: of the last run's end.
+
+    Raises:
+        UsageError: values that contradict each other.
+    """
+
+    config: dict[str, Any]
+    images: int
+    fingerprint: str
+    seeds: tuple[int, ...]
+    samples: tuple[int, ...]
+    loss: tuple[float, ...]
+    deviation: tuple[float, ...]
+    mae_version: str
+    hardware: str
+    date: str
+
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < 2 or len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"a reference of seeds {list(self.seeds)}; expected two or more, each once")
+        points = (len(self.samples), len(self.loss), len(self.deviation))
+        if len(set(points)) > 1 or not 1 <= points[0] <= MOST_POINTS:
+            raise UsageError(f"a reference of {points} points; expected as many of each, 1 to {MOST_POINTS}")
+        if any(before >= after for before, after in pairwise((0, *self.samples))):
+            raise UsageError("samples of a reference that do not rise; expected each above the one before")
+        if not all(map(isfinite, (*self.loss, *self.deviation))) or min(self.deviation) < 0:
+            raise UsageError("a reference with losses that are not finite or deviations below 0")
+        self._check_origin()
+
+    def _check_origin(self) -> None:
+        recipe, source = (str(self.config.get(name)) for name in ("recipe", "source"))
+        if recipe not in list_recipes():
+            raise UsageError(
+                f"a reference of recipe {recipe!r}; expected one of the package: {', '.join(list_recipes())}"
+            )
+        if Path(source).is_absolute():
+            raise UsageError(
+                f"a reference on {source}, files of one's own; expected a set that is known by name, such as "
+                "builtin:photos: nobody else has these images"
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> "ReferenceCurve":
+        """The curve in a file.
+
+        Raises:
+            UsageError: it cannot be read, or is no reference curve.
+        """
+        return records.from_json(cls, records.read_json(path), what="entry")
+
+    @property
+    def label(self) -> str:
+        """What it is, in a few words."""
+        return f"recipe {self.config['recipe']}, {len(self.seeds)} seeds"
+
+    def line(self, until: float) -> Line | None:
+        """The curve as far as a run of `until` samples goes, its band one deviation up and down.
+
+        None where such a run ends before the first point.
+        """
+        count = sum(place <= until for place in self.samples)
+        if not count:
+            return None
+        pairs = list(zip(self.loss, self.deviation, strict=True))[:count]
+        band = [loss - spread for loss, spread in pairs], [loss + spread for loss, spread in pairs]
+        return Line(label=f"reference: {self.label}", x=self.samples[:count], y=self.loss[:count], band=band)
+
+    def differences(self, config: Mapping[str, Any]) -> list[str]:
+        """How a run was trained otherwise than the reference, such as `steps 100 (reference 1500)`."""
+        run, own = _settled(config), _settled(self.config)
+        names = [name for name in run if name in _LENGTH_AND_RATE and run[name] != own[name]]
+        return [f"{name} {run[name]} (reference {own[name]})" for name in names]
+
+
+def reference_for(config: Mapping[str, Any]) -> ReferenceCurve | None:
+    """The reference of a run: same recipe, model, objective and source; None where there is none.
+
+    Runs may differ in length, batch, rate and machine. A run on files of the user's has no reference: losses on other
+    images tell nothing.
+
+    Args:
+        config: of a run, as its `config.json` holds it.
+
+    Raises:
+        UsageError: `config` is no configuration.
+    """
+    judged = _what_is_judged(config)
+    for path in sorted(_CURVES.glob("*.json")):
+        curve = ReferenceCurve.read(path)
+        if _what_is_judged(curve.config) == judged:
+            return curve
+    return None
+
+
+def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run's configuration what a reference keeps."""
+    return {name: value for name, value in config.items() if name not in _NOT_KEPT}
+
+
+def _what_is_judged(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = kept_config(_settled(config))
+    return {name: value for name, value in kept.items() if name not in _LENGTH_AND_RATE}
+
+
+def _settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field: one that is younger than the file has its default."""
+    return PretrainConfig.from_json(config).to_json()

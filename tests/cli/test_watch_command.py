@@ -1,0 +1,47 @@
+"""The command `mae watch`: its words, its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mae.cli import COMMANDS, main
+from mae.recipes import recipe_config
+from mae.training.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that has just begun."""
+    monkeypatch.setitem(COMMANDS, "watch", ("mae.cli.watch", "show the state of a run, live or over"))
+    run = RunFolder(tmp_path / "run")
+    run.begin(recipe_config("demo").to_json(), {"images": 2048, "fingerprint": "f" * 16})
+    run.metrics.write_text(json.dumps({"step": 0, "yardsticks": {"zero": 0.75}}) + "\n")
+    return run.root
+
+
+def test_the_state_and_the_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    page = tmp_path / "page.html"
+    assert main(["watch", str(folder), "--page", str(page), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "live, step 0 of 1,500" in shown and "zero 0.7500" in shown and "page.html" in shown
+    assert "run: live" in page.read_text() and "refresh" not in page.read_text()
+    assert main(["watch", str(folder)]) == 0  # once: what is captured is no terminal
+
+
+def test_wrong_words_are_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["watch", str(folder), "--page", str(folder / "config.json")]) == 2
+    assert "--page" in capsys.readouterr().err
+    (folder / "metrics.jsonl").write_text("5\n")
+    assert main(["watch", str(folder)]) == 1
+    assert "holds what no run writes" in capsys.readouterr().err
+
+
+def test_help_names_what_can_be_said(folder: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["watch", "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("--page", "--every", "--once"))
