@@ -37,6 +37,9 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8).repeat(12, axis=0).repeat(12, axis=1)
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
     monkeypatch.chdir(tmp_path)
+    for name in ("doctor._STEP_SECONDS", "doctor._LOADING_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):
+        monkeypatch.setattr(f"mae.pretraining.{name}", 0.1)  # what is timed is timed less long
+    monkeypatch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 6)
     return tmp_path
 
 
@@ -44,8 +47,11 @@ def shortened(args: list[str]) -> list[str]:
     """The same command for two steps, on a run that is there; a study with one seed."""
     args = [{"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}.get(arg, arg) for arg in args]
     tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
+    if args[0] in ("doctor", "plan") and not args[1].startswith("runs/"):
+        # As many steps as a plan must have: fewer make no sense, and it says so.
+        return [*args, *"--model mae_vit_lesson_patch4 --img-size 32 --batch-size 4 --epochs 100 --device cpu".split()]
     if args[:2] == ["study", "compare"]:
-        return [*args, *tiny, "--mask-warmup", "0.1", "--seeds", "1", "--finetune-epochs", "0"]
+        return [*args, *tiny, "--skip-doctor", "--mask-warmup", "0.1", "--seeds", "1", "--finetune-epochs", "0"]
     if args[0] != "pretrain" or "--resume" in args or "--help" in args:
         return args
     if "improved" in args:
@@ -79,6 +85,13 @@ def test_python_runs(page: Path, somewhere: Path):
 def test_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_tests_that_are_named_are_there():
+    named = [test for page in PAGES for test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())]
+    assert len(named) >= 27
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text(), (path, name)
 
 
 def test_the_two_commands_are_targets_of_the_makefile():

@@ -5,6 +5,8 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,7 @@ def in_fresh_python(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "list", "show", "demo"])
+@pytest.mark.parametrize("command", ["", "pretrain", "plan", "doctor", "watch", "evaluate", "list", "show", "demo"])
 def test_help_needs_no_torch(command: str):
     """Help must answer in under a second; loading PyTorch alone takes longer."""
     args = [command, "--help"] if command else ["--help"]
@@ -76,3 +78,9 @@ def test_importing_changes_nothing_global():
         "print(bool((before[0] == after[0]).all()) and before[1:3] == after[1:])"
     )
     assert in_fresh_python(code).strip() == "True"
+
+
+def test_pretraining_knows_no_labels():
+    asked = {field.name for field in fields(mae.PretrainConfig)} | set(signature(mae.pretrain).parameters)
+    # `monitor` lends labelled images to look at: see tests/pretraining/test_monitor.py for what never reaches training.
+    assert not [name for name in asked if "label" in name or "class" in name or "supervis" in name]

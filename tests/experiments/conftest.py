@@ -11,7 +11,7 @@ from mae.experiments.run import StudyOutcome, study
 
 TINY: dict[str, Any] = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 15, "epochs": 1.0,
-    "mask_warmup": 0.5, "workers": 0, "device": "cpu", "finetune_epochs": 1.0, "quiet": True,
+    "mask_warmup": 0.5, "workers": 0, "device": "cpu", "finetune_epochs": 1.0, "quiet": True, "skip_doctor": True,
 }  # fmt: skip
 
 

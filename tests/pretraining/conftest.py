@@ -12,8 +12,15 @@ import mae
 
 TINY = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 32, "steps": 6, "workers": 0,
-    "save_every": 2, "device": "cpu", "quiet": True,
+    "save_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than such a run; only tests marked `pictures` look at them."""
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
 
 
 @pytest.fixture

@@ -231,6 +231,7 @@ def test_a_run_that_is_watched_with_labels_is_looked_at_less_often(tmp_path: Pat
             "patch_size": (2, 2),
             "batch_size": 4,
             "steps": 60,
+            "held_out": 0.0,
         }
         config = mae.PretrainConfig(source="builtin:digits", **{**given, **options})
         return steps_between_looks(prepare(config, RunFolder(tmp_path), torch.device("cpu"), World(), resume=False))
@@ -284,7 +285,7 @@ def test_a_look_that_fails_does_not_end_the_run(
     args = (
         "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 32 --steps 2 --device cpu --workers 0"
     )
-    lent = ["--monitor", "builtin:digits", "--out", str(tmp_path / "run")]
+    lent = ["--monitor", "builtin:digits", "--out", str(tmp_path / "run"), "--held-out", "0"]
     assert main(["pretrain", "builtin:digits", *args.split(), *lent]) == 0
     assert looks(tmp_path / "run")[2].keys() == LENT
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]

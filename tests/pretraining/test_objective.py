@@ -61,7 +61,7 @@ def test_every_part_of_a_batch_hides_alike(pretrain: Run, seen: list[tuple[int, 
 
 def test_yardsticks_and_pictures_hide_what_the_run_hides_at_its_end(pretrain: Run, seen: list[tuple[int, int]]):
     pretrain(**IMPROVED)
-    assert {visible for batch, visible in seen if batch != 128} == {4}
+    assert {visible for batch, visible in seen if batch not in (1, 128)} == {4}  # 1: a checkpoint's probe
 
 
 def test_terms_are_logged_by_name_and_the_yardstick_stands_beside_the_reconstruction(pretrain: Run):

@@ -20,6 +20,7 @@ def weights(path: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in mae.load(path).state_dict().values()])
 
 
+@pytest.mark.pictures
 def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
     result = pretrain()
     assert result.finished and result.folder == tmp_path / "run"
@@ -163,6 +164,7 @@ def test_a_compiled_run_is_the_same_to_rounding(pretrain: Run, tiny: dict[str, A
         assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
 
 
+@pytest.mark.pictures
 def test_panels_show_the_same_images_under_the_same_masks(pretrain: Run, tmp_path: Path):
     """The first two columns of every picture, input and masked, are the same to the pixel."""
     pretrain()

@@ -36,6 +36,7 @@ PENALTY = 1e-3
 
 _LOOKS = 8
 _LABEL_FREE_IMAGES, _VIEWED_IMAGES = 256, 64
+_HELD_OUT_IMAGES = 256
 _TRAINED_PER_WATCHED = 10
 """Images trained on for each image that is watched, or more: a look at one costs about half a training image."""
 _TRAIN_IMAGES, _TEST_IMAGES = 5000, 1000
@@ -57,9 +58,11 @@ def make_monitor(prepared: Prepared, model: MaskedAutoencoder, console: Console)
         UsageError: `--monitor` names nothing labelled, or test images that are among its training images.
         MAEError: its images cannot be read.
     """
-    unlabelled = _Unlabelled(prepared, model)
-    labelled = None if prepared.config.monitor is None else _Labelled(prepared, model, prepared.config.monitor)
-    watched: list[_Unlabelled | _Labelled] = [unlabelled] if labelled is None else [unlabelled, labelled]
+    watched: list[_Unlabelled | _HeldOut | _Labelled] = [_Unlabelled(prepared, model)]
+    if len(prepared.held_out):
+        watched.append(_HeldOut(prepared, model))
+    if prepared.config.monitor is not None:
+        watched.append(_Labelled(prepared, model, prepared.config.monitor))
 
     def measure(step: int) -> Mapping[str, float]:
         numbers: dict[str, float] = {}
@@ -82,7 +85,8 @@ def steps_between_looks(prepared: Prepared) -> int:
     if config.monitor_every is not None:
         return max(1, round(config.monitor_every * prepared.steps_per_epoch))
     lent = 0 if config.monitor is None else _TRAIN_IMAGES + _TEST_IMAGES
-    watched = _LABEL_FREE_IMAGES + 2 * _VIEWED_IMAGES + lent
+    held_out = 2 * min(len(prepared.held_out), _HELD_OUT_IMAGES)
+    watched = _LABEL_FREE_IMAGES + 2 * _VIEWED_IMAGES + held_out + lent
     return max(prepared.total_steps // _LOOKS, -(-_TRAINED_PER_WATCHED * watched // config.batch_size))
 
 
@@ -124,6 +128,38 @@ class _Unlabelled:
         )
         spread = measure_spread(features, views=(views[0], views[1]) if len(views) == 2 else None)
         return {name: value for name, value in spread.as_dict().items() if value is not None}
+
+
+class _HeldOut:
+    """Images that are never trained on, and as many that are, each under a mask of its own that stays."""
+
+    what = "held-out loss"
+
+    def __init__(self, prepared: Prepared, model: MaskedAutoencoder) -> None:
+        self._prepared, self._model = prepared, model
+        self._held_out, self._trained = self._some(prepared.held_out), self._some(prepared.trained)
+
+    def _some(self, numbers: Int64[Tensor, " all"]) -> tuple[_Pixels, Int64[Tensor, " n"]]:
+        """Central crops, and the keys of their masks."""
+        images, seed = self._prepared.images, self._prepared.config.seed
+        order = numbers[permutation(seed, FIXED_EPOCH, len(numbers))].tolist()
+        chosen = list(islice(readable(images, order), _HELD_OUT_IMAGES))
+        if not chosen:
+            raise MAEError(f"{images.name}: none of {len(numbers):,} held-out images could be read; remove those files")
+        crops = torch.stack([central_crop(image, self._prepared.model_config.img_size) for _, image in chosen])
+        return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in chosen]))
+
+    def measure(self) -> dict[str, float]:
+        return {"held_out": self._loss(*self._held_out), "held_out_train": self._loss(*self._trained)}
+
+    def _loss(self, crops: _Pixels, keys: Int64[Tensor, " n"]) -> float:
+        """The reconstruction term, a mean over the images."""
+        prepared, total = self._prepared, 0.0
+        for part, part_keys in zip(crops.split(_BATCH_SIZE), keys.split(_BATCH_SIZE), strict=True):
+            images = normalise(part.to(prepared.device), *prepared.statistics())
+            plan = self._model.masking.plan(prepared.model_config.grid, part_keys.to(prepared.device))
+            total += len(part) * float(self._model(images, plan=plan).terms["reconstruction"])
+        return total / len(crops)
 
 
 class _Labelled:

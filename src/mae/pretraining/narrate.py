@@ -12,6 +12,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.monitor import steps_between_looks, summarise_monitoring
 from mae.pretraining.parts import num_workers
 from mae.pretraining.settle import Prepared
+from mae.recipes.reference import reference_for
 from mae.records import write_json
 from mae.report.console import NO_YARDSTICK, against, duration, show_table
 from mae.report.curves import draw_curve
@@ -34,6 +35,7 @@ def show_header(
         [
             ("model", _describe_model(prepared, model)),
             ("images", _describe_images(prepared)),
+            ("held out", _describe_held_out(prepared)),
             ("statistics", _describe_statistics(prepared)),
             ("crops", _describe_crops(prepared)),
             ("objective", _describe_objective(prepared, model)),
@@ -60,6 +62,13 @@ def _describe_images(prepared: Prepared) -> str:
         lines.append(f"{len(images.unreadable)} unreadable; others are shown in their place:")
         lines += images.unreadable[:_SHOWN_UNREADABLE]
     return "\n".join(lines)
+
+
+def _describe_held_out(prepared: Prepared) -> str:
+    count, share = len(prepared.held_out), prepared.config.held_out
+    if count:
+        return f"{count:,} of them, never trained on"
+    return "none" if share == 0 else f"none: {share:.3g} of them is too few to tell anything"
 
 
 def _describe_statistics(prepared: Prepared) -> str:
@@ -134,7 +143,14 @@ def summarise(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks) -> d
     baseline = yardsticks.mean_of_visible
     reconstruction = [{"samples": row["samples"], "loss": row["terms"]["reconstruction"]} for row in rows]
     title = f"{prepared.config.model}" if len(terms) == 1 else f"{prepared.config.model}, reconstruction term"
-    draw_curve(reconstruction, yardsticks=yardsticks.as_dict(), path=folder.curve, title=title)
+    known = reference_for(prepared.config.to_json())
+    draw_curve(
+        reconstruction,
+        yardsticks=yardsticks.as_dict(),
+        path=folder.curve,
+        title=title,
+        reference=None if known is None else known.line(trainer.samples),
+    )
     newest = find_checkpoint(folder.checkpoints)
     summary = {
         "model": prepared.config.model,

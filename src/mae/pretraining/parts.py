@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
@@ -17,7 +18,9 @@ from mae.data.loaders import TrainingLoader, default_workers, normalise
 from mae.errors import MAEError, UsageError
 from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.probe import probe_of
 from mae.models.storage import model_metadata
+from mae.pretraining.replay import write_capture
 from mae.pretraining.settle import Prepared
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.panels import draw_panels
@@ -58,6 +61,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=num_workers(prepared),
+        numbers=prepared.trained,
         pin_memory=prepared.device.type == "cuda",
         rank=prepared.world.rank,
         world=prepared.world.size,
@@ -69,10 +73,21 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         settings=settings,
         folder=prepared.folder.checkpoints,
         identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
-        metadata=model_metadata(model),
+        metadata=partial(metadata_of, prepared, model),
         device=prepared.device,
         world=prepared.world,
+        capture=partial(write_capture, prepared, model),
     )
+
+
+def metadata_of(prepared: Prepared, model: MaskedAutoencoder) -> dict[str, str]:
+    """What a file of the run's model says of it; the probe is of the weights as they are now."""
+    origin = {
+        "recipe": prepared.config.recipe,
+        "data_source": Path(prepared.config.source).name,
+        "data_fingerprint": prepared.images.fingerprint(),
+    }
+    return model_metadata(model, origin=origin, probe=probe_of(model))
 
 
 def peak_rate(config: PretrainConfig) -> float:
@@ -113,7 +128,7 @@ def _on_device(prepared: Prepared, loader: TrainingLoader, step: int) -> Iterato
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
-    size = min(_YARDSTICK_BATCH, len(prepared.images))
+    size = min(_YARDSTICK_BATCH, len(prepared.trained))
     loader = TrainingLoader(
         images=prepared.images,
         batch_size=size,
@@ -121,6 +136,7 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=0,
+        numbers=prepared.trained,
     )
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
     pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)

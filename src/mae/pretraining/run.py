@@ -16,6 +16,8 @@ from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model
 from mae.models.zoo import build_model
+from mae.pretraining.doctor import examine, refuse, show_diagnosis
+from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, make_trainer, panel_drawer, yardsticks_of
@@ -26,7 +28,7 @@ from mae.training.checkpoint import find_checkpoint, remove_leftovers
 from mae.training.device import choose_device, explained_memory_failure
 from mae.training.distributed import join_world
 from mae.training.engine import PeriodicTask, Trainer
-from mae.training.log import JsonLines, Observer, TensorBoard
+from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, find_weights
 
 
@@ -132,6 +134,10 @@ def _run(prepared: Prepared, console: Console) -> PretrainResult:
     newest = find_checkpoint(prepared.folder.checkpoints) if prepared.resume else None
     if newest is not None:
         trainer.resume(newest)
+    elif not prepared.config.skip_doctor and prepared.world.is_main:
+        diagnosis = examine(prepared, model)
+        show_diagnosis(console, diagnosis, everything=False)
+        refuse(diagnosis)
     yardsticks = yardsticks_of(prepared, model)
     # Made before anything is written: images that cannot be used must not leave a run begun.
     tasks = _make_tasks(prepared, model, console) if prepared.world.is_main else []
@@ -170,5 +176,11 @@ def _train(
         ]
         for observer in observers:
             stack.callback(observer.close)
+        health = make_health(prepared, trainer, yardsticks, observers)
+        health.remember(read_rows(folder.metrics))
+        if trainer.step == 0:
+            observers[0].log(
+                {"step": 0, "samples": 0, "yardsticks": yardsticks.as_dict(), "total_steps": prepared.total_steps}
+            )
         with explained_worker_failure():
-            return trainer.run(observers=observers, tasks=tasks)
+            return trainer.run(observers=[*observers, health], tasks=tasks)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from mae.config import MACHINE_FIELDS, PretrainConfig
@@ -17,6 +18,7 @@ from mae.masking.random import RandomMasking
 from mae.masking.schedule import RatioSchedule
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
+from mae.randomness import FIXED_EPOCH, permutation
 from mae.records import read_json
 from mae.training.device import choose_precision
 from mae.training.distributed import World
@@ -34,6 +36,9 @@ _OBJECTIVE = (
     "focal_frequency",
 )
 """Fields of both configurations that say what is learned, not what learns it."""
+_LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
+"""Images: of fewer a mean loss tells nothing, of more it tells no more."""
+_HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
 
 
@@ -53,8 +58,21 @@ class Prepared:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in a pass over the images."""
+        """Whole batches in a pass over the images that are trained on."""
         return _steps_per_epoch(self.config, len(self.images))
+
+    @property
+    def trained(self) -> Int64[Tensor, " n"]:
+        """Numbers of the images that are trained on."""
+        return self._order()[num_held_out(self.config, len(self.images)) :].sort().values
+
+    @property
+    def held_out(self) -> Int64[Tensor, " m"]:
+        """Numbers of the images that are not."""
+        return self._order()[: num_held_out(self.config, len(self.images))].sort().values
+
+    def _order(self) -> Int64[Tensor, " N"]:
+        return permutation(_HELD_OUT_SEED, FIXED_EPOCH, len(self.images))
 
     @property
     def part_size(self) -> int:
@@ -148,9 +166,15 @@ def total_steps(config: PretrainConfig, num_images: int) -> int:
     return max(1, round(config.epochs * _steps_per_epoch(config, num_images)))
 
 
+def num_held_out(config: PretrainConfig, num_images: int) -> int:
+    """How many images of a source are not trained on; none where they would be too few to tell anything."""
+    count = min(int(config.held_out * num_images), _MOST_HELD_OUT)
+    return count if count >= _LEAST_HELD_OUT else 0
+
+
 def _steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
     assert config.batch_size is not None
-    return num_images // config.batch_size
+    return (num_images - num_held_out(config, num_images)) // config.batch_size
 
 
 def _part_size(config: PretrainConfig, world: World) -> int:
@@ -184,10 +208,13 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         patch_size = patch_size or (_small_patch(img_size[0]), _small_patch(img_size[1]))
     model = _model_config(replace(config, img_size=img_size, patch_size=patch_size), name, in_chans=images.channels)
     usual_batch = 64 if device.type == "cpu" else 256
-    batch_size = config.batch_size or min(usual_batch, len(images))
-    if batch_size > len(images):
+    trained = len(images) - num_held_out(config, len(images))
+    batch_size = config.batch_size or min(usual_batch, trained)
+    if batch_size > trained:
+        held_out = "" if trained == len(images) else f", {len(images) - trained} of them held out"
         raise UsageError(
-            f"--batch-size is {batch_size}, but {config.source} holds {len(images)} images; use at most {len(images)}"
+            f"--batch-size is {batch_size}, but {config.source} holds {len(images)} images{held_out}; "
+            f"use at most {trained}"
         )
     return replace(
         config,

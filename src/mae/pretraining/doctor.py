@@ -1,0 +1,236 @@
+"""The checks before a run: of its model, its images, its rate, and of what it needs of the machine."""
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mae.config import PretrainConfig
+from mae.data.advice import data_findings
+from mae.data.inspection import inspect_images
+from mae.data.loaders import TrainingLoader, normalise
+from mae.errors import MAEError, UsageError
+from mae.findings import Finding
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.storage import load_with_report
+from mae.models.zoo import build_model
+from mae.pretraining.measure import available_memory, cost_of, measure_loading, measure_steps, pace_of
+from mae.pretraining.model_checks import Subject, check_model
+from mae.pretraining.parts import num_workers, peak_rate
+from mae.pretraining.settle import Prepared, prepare
+from mae.recipes import recipe_config
+from mae.report.canvas import visible
+from mae.report.console import duration
+from mae.training.device import choose_device
+from mae.training.distributed import World
+from mae.training.run_folder import RunFolder, find_weights
+
+_IMAGES = 4
+"""Real crops that the model is checked with: each must come out right, so more would show no more."""
+_PROBED_PARTS = (2, 4)
+_STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 3.0, 2.0, 6.0
+_MEMORY_SHARE = 0.9
+_LONG_WAIT = 0.15
+_SHALLOW = 4
+_MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "stop": "STOP"}
+_STYLES = {"ok": None, "note": "cyan", "warn": "yellow", "stop": "bold red"}
+_REFERENCE = "imagenet_base"
+_COMPARED = (
+    "mask_ratio", "mask_schedule", "norm_pix_loss", "loss", "laplacian", "uniformity", "focal_frequency", "low_pass",
+    "epochs", "batch_size", "min_lr", "weight_decay", "betas", "clip_grad",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What every check found.
+
+    Attributes:
+        findings: in the order in which they were looked at.
+        seconds: how long that took.
+    """
+
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def fatal(self) -> tuple[Finding, ...]:
+        """Those that make the run worthless."""
+        return tuple(finding for finding in self.findings if finding.level == "stop")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"seconds": self.seconds, "findings": [vars(finding) for finding in self.findings]}
+
+
+def examine(prepared: Prepared, model: MaskedAutoencoder) -> Diagnosis:
+    """Check everything; neither the model nor the caller's random numbers are changed, nothing is written.
+
+    Args:
+        prepared: the run.
+        model: as it begins, on the run's device.
+
+    Raises:
+        MAEError: images that cannot be read.
+    """
+    began = time.monotonic()
+    if prepared.world.size > 1:  # this process checks alone: a term that asks the others would wait for ever
+        prepared = replace(prepared, model_config=replace(prepared.model_config, uniformity=0.0), world=World())
+        model = copy.deepcopy(model)
+        model.feature_terms = {}
+    findings = [*check_model(_subject(prepared, model)), *_data(prepared), *_plan(prepared), *_machine(prepared)]
+    return Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
+
+
+def examine_source(config: PretrainConfig) -> Diagnosis:
+    """Check a run as it would begin.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked.
+        MAEError: images that cannot be read.
+    """
+    prepared = prepare(config, None, choose_device(config.device), World(), resume=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(prepared.config.seed)
+        model = build_model(prepared.model_config)
+    return examine(prepared, model.to(prepared.device))
+
+
+def examine_run(folder: Path, *, device: str) -> Diagnosis:
+    """Check a run as it stands: its newest weights, on its own images.
+
+    Raises:
+        UsageError: no run is there, or its images are others now.
+        MAEError: its weights or images cannot be read.
+    """
+    run = RunFolder(folder)
+    if not run.holds_run:
+        raise UsageError(f"{folder} holds no run (no {run.config.name} there)")
+    config = PretrainConfig.read(run.config).override({"device": device})
+    prepared = prepare(config, run, choose_device(device), World(), resume=True)
+    model, report = load_with_report(find_weights(folder))
+    found = examine(prepared, model.to(prepared.device))
+    weights = Finding(name="weights", level="ok", value=report.line())
+    return replace(found, findings=(weights, *found.findings))
+
+
+def show_diagnosis(console: Console, diagnosis: Diagnosis, *, everything: bool) -> None:
+    """One line a check; without `everything` only what is worth reading, and how many were looked at."""
+    console.print(f"[bold]{len(diagnosis.findings)} checks in {duration(diagnosis.seconds)}[/bold]", highlight=False)
+    shown = [finding for finding in diagnosis.findings if everything or finding.level != "ok"]
+    width = max((len(finding.name) for finding in shown), default=0)
+    for finding in shown:
+        advice = f"; {finding.advice}" if finding.advice else ""
+        line = f"{_MARKS[finding.level]} {finding.name:<{width}}  {finding.value}{advice}"
+        console.print(visible(line), style=_STYLES[finding.level], highlight=False, markup=False, soft_wrap=True)
+
+
+def refuse(diagnosis: Diagnosis) -> None:
+    """Stop a run that would be worthless.
+
+    Raises:
+        MAEError: a check says so.
+    """
+    if diagnosis.fatal:
+        told = "; ".join(f"{finding.name}: {finding.value} ({finding.advice})" for finding in diagnosis.fatal)
+        raise MAEError(f"this run would be worthless: {told}. Put it right; --skip-doctor begins it nevertheless")
+
+
+def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
+    config = prepared.config
+    loader = TrainingLoader(
+        images=prepared.images,
+        batch_size=min(_IMAGES, len(prepared.trained)),
+        accumulate=1,
+        img_size=prepared.model_config.img_size,
+        seed=config.seed,
+        workers=0,
+        numbers=prepared.trained,
+    )
+    raw = next(loader.iterate(0))
+    return Subject(
+        model=model,
+        images=normalise(raw.images.to(prepared.device), *prepared.statistics()),
+        numbers=prepared.trained,
+        seed=config.seed,
+        mask_ratio=config.mask_ratio,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _data(prepared: Prepared) -> list[Finding]:
+    model = prepared.model_config
+    assert model.mean is not None and model.std is not None
+    report = inspect_images(
+        prepared.images,
+        img_size=model.img_size,
+        mean=model.mean,
+        std=model.std,
+        seed=prepared.config.seed,
+        seconds=_DATA_SECONDS,
+    )
+    found = data_findings(report)
+    if prepared.config.statistics == "imagenet":  # chosen, so that it fits other weights: a shift is no mistake then
+        found = [_softened(finding) if finding.name == "channel statistics" else finding for finding in found]
+    return found
+
+
+def _softened(finding: Finding) -> Finding:
+    return replace(finding, level="warn") if finding.level == "stop" else finding
+
+
+def _plan(prepared: Prepared) -> Iterator[Finding]:
+    """Rate and schedule beside the official recipe, and what is known to make features worse."""
+    config, official = prepared.config, recipe_config(_REFERENCE)
+    assert config.batch_size is not None and official.base_lr is not None
+    given, theirs = config.to_json(), official.to_json()
+    differing = [f"{name} {given[name]} ({theirs[name]})" for name in _COMPARED if given[name] != theirs[name]]
+    base = peak_rate(config) * 256 / config.batch_size
+    warmup = _warmup_share(config, prepared)
+    ours = f"peak {peak_rate(config):.3g}, {base:.2g} for each 256 images ({official.base_lr:.2g}); "
+    ours += f"warm-up {warmup:.0%} of {prepared.total_steps:,} steps (5%)"
+    yield _noted("rate and schedule", f"{ours}; official values in brackets", "", level="ok")
+    yield _noted("differs from the official recipe", "; ".join(differing) or "in nothing", "", level="ok")
+    if (depth := prepared.model_config.decoder_depth) < _SHALLOW:
+        yield _noted(
+            "decoder",
+            f"{depth} blocks",
+            f"a decoder of {_SHALLOW} blocks or more leaves better frozen features",
+            level="note",
+        )
+
+
+def _warmup_share(config: PretrainConfig, prepared: Prepared) -> float:
+    if config.warmup_epochs is None:
+        return 0.1
+    return config.warmup_epochs * prepared.steps_per_epoch / prepared.total_steps
+
+
+def _machine(prepared: Prepared) -> list[Finding]:
+    """Memory needed beside memory there, and the loader's rate beside the model's."""
+    costs = measure_steps(prepared, part_sizes=_PROBED_PARTS, seconds=_STEP_SECONDS)
+    cost = cost_of(costs, prepared.part_size)
+    there = available_memory(prepared.device)
+    value = f"{cost.peak_bytes / 1e9:.2f} GB for {prepared.part_size} images at once, {there / 1e9:.2f} GB there"
+    advice = f"compute the batch in parts: --accumulate {2 * prepared.config.accumulate} or more"
+    enough = cost.peak_bytes < _MEMORY_SHARE * there
+    memory = _noted("memory", value, "" if enough else advice, level="ok" if enough else "warn")
+    model_rate = prepared.part_size / cost.seconds
+    loader_rate = measure_loading(prepared, seconds=_LOADING_SECONDS)
+    pace = pace_of(model_rate, loader_rate, num_workers(prepared))
+    value = (
+        f"model {model_rate:,.0f} images/s, loader {loader_rate:,.0f}: {pace.data_wait:.0%} of the time spent waiting"
+    )
+    slow = pace.data_wait > _LONG_WAIT
+    advice = "the images limit: give more --workers, or store them smaller" if slow else ""
+    return [memory, _noted("speed", value, advice, level="note" if slow else "ok")]
+
+
+def _noted(name: str, value: str, advice: str, *, level: Any) -> Finding:
+    return Finding(name=name, level=level, value=value, advice=advice)

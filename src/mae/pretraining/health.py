@@ -1,0 +1,69 @@
+"""What is looked at while a run goes on, to tell early that it goes wrong."""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+from mae.data.augmentation import Augmentation
+from mae.data.crops import Crops
+from mae.evaluation.yardsticks import Yardsticks
+from mae.pretraining.parts import num_workers, readable
+from mae.pretraining.settle import Prepared
+from mae.randomness import FIXED_EPOCH, sample_keys
+from mae.report.console import NO_YARDSTICK
+from mae.training.engine import Trainer
+from mae.training.health import (
+    Collapse,
+    DataWait,
+    GradientGrowth,
+    Health,
+    LossSpike,
+    NoBetterThanMean,
+    Overfitting,
+    Sign,
+)
+from mae.training.log import Observer
+
+_STEPS_TO_LEARN = 2000
+"""Updates after which a model that learns at all is better than the mean colour; in short runs half of the run."""
+_TIMED_IMAGES = 32
+
+
+def make_health(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks, observers: Sequence[Observer]) -> Health:
+    """What looks for signs that the run goes wrong, and tells the observers."""
+    schedule, batch_size = trainer.settings.schedule, trainer.settings.batch_size
+    learned = max(schedule.warmup_samples, batch_size * min(_STEPS_TO_LEARN, prepared.total_steps // 2))
+    signs: list[Sign] = [
+        LossSpike(),
+        GradientGrowth(after=schedule.warmup_samples),
+        DataWait(partial(what_limits_loading, prepared)),
+        Overfitting(),
+        Collapse(),
+    ]
+    if yardsticks.mean_of_visible >= NO_YARDSTICK:
+        signs.append(NoBetterThanMean(baseline=yardsticks.mean_of_visible, after=learned))
+    return Health(signs, observers)
+
+
+def what_limits_loading(prepared: Prepared) -> str:
+    """How long reading, decoding and cropping take of some images, one after another, and what to do about it."""
+    numbers = prepared.trained[:_TIMED_IMAGES]
+    began = time.perf_counter()
+    loaded = [image for _, image in readable(prepared.images, numbers.tolist())]
+    reading = (time.perf_counter() - began) / len(numbers)
+    crops = Crops(
+        images=prepared.images, numbers=numbers, img_size=prepared.model_config.img_size, augmentation=Augmentation()
+    )
+    began = time.perf_counter()
+    _ = crops[numbers.tolist(), sample_keys(0, FIXED_EPOCH, numbers).tolist()]
+    cropping = max(0.0, (time.perf_counter() - began) / len(numbers) - reading)
+    first = "reading and decoding" if reading >= cropping else "cropping"
+    workers = num_workers(prepared)
+    pixels = max((prod(image.shape[-2:]) for image in loaded), default=0)
+    return (
+        f"{first} limits (an image takes {1e3 * reading:.1f} ms to read and decode, {1e3 * cropping:.1f} ms to crop; "
+        f"{workers} loader process(es) share it); give more --workers (there are {os.cpu_count()} cores), or "
+        f"store images smaller than their {pixels / 1e6:.2g} megapixels"
+    )

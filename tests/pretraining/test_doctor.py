@@ -1,0 +1,157 @@
+"""The checks before a run as a user meets them: as a command, at a run's beginning, and of a run that is there."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mae
+from mae.cli import main
+from mae.errors import MAEError, UsageError
+from mae.findings import Finding
+from mae.pretraining import doctor
+from mae.pretraining.doctor import Diagnosis, refuse
+
+pytestmark = [pytest.mark.doctor, pytest.mark.slow]
+MODEL = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 16 --steps 4 --device cpu".split()
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed is timed less long."""
+    for name in ("_STEP_SECONDS", "_LOADING_SECONDS", "_DATA_SECONDS"):
+        monkeypatch.setattr(doctor, name, 0.2)
+    monkeypatch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 12)
+
+
+@pytest.fixture
+def white(tmp_path: Path) -> Path:
+    """Images that are white all over but for a speck."""
+    folder = tmp_path / "white"
+    folder.mkdir()
+    for number in range(24):
+        pixels = np.full((16, 16, 3), 255, np.uint8)
+        pixels[0, 0] = number
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_source_is_checked_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "builtin:digits", *MODEL]) == 0
+    told = capsys.readouterr().out
+    for name in (
+        "positions",
+        "masks",
+        "loss",
+        "every tensor learns",
+        "channel statistics",
+        "rate and schedule",
+        "memory",
+    ):
+        assert f"ok   {name}" in told
+    assert "STOP" not in told and "batch_size 16 (4096)" in told
+
+
+def test_it_is_told_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "builtin:digits", *MODEL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] > 0 and {"name", "level", "value", "advice"} == found["findings"][0].keys()
+
+
+def test_a_run_that_would_be_worthless_is_not_begun(
+    white: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["doctor", str(white), *MODEL]) == 1
+    assert "STOP saturation" in capsys.readouterr().out
+    assert main(["pretrain", str(white), *MODEL, "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert "would be worthless: " in error and "saturation" in error and "--skip-doctor" in error
+    assert not out.exists()
+    assert main(["pretrain", str(white), *MODEL, "--out", str(out), "--skip-doctor"]) == 0
+
+
+def test_what_is_in_order_is_only_counted_at_the_beginning_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "builtin:digits", *MODEL, "--out", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out
+    assert "checks in" in told and "ok   positions" not in told and "note decoder" in told
+
+
+def test_a_checked_run_is_the_run_without_the_checks(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    weights = []
+    for skip in (False, True):
+        result = mae.pretrain("builtin:digits", **tiny, out=tmp_path / str(skip), skip_doctor=skip)
+        weights.append(result.load_model().state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_run_is_checked_as_it_stands(
+    tmp_path: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = mae.pretrain("builtin:digits", **tiny, out=tmp_path / "run", skip_doctor=True).folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["doctor", str(folder)]) == 0
+    assert "weights" in (told := capsys.readouterr().out) and "probe reproduced" in told
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert main(["doctor", str(folder), "--lr", "1"]) == 2
+    assert "leave out lr" in capsys.readouterr().err
+
+
+def test_nothing_to_check_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 2
+    assert "nothing to check" in capsys.readouterr().err
+
+
+def test_statistics_that_were_chosen_only_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of ImageNet do not fit every set, and may be wanted all the same; wrong ones of the data do stop."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        dark = Image.fromarray(rng.integers(0, 60, (16, 16, 3), dtype=np.uint8))
+        dark.save(tmp_path / f"{number}.png")
+    assert main(["doctor", str(tmp_path), *MODEL, "--statistics", "imagenet"]) == 0
+    assert "warn channel statistics" in capsys.readouterr().out
+
+
+def test_only_what_stops_is_refused() -> None:
+    ok, warned, fatal = (
+        Finding(name=level, level=level, value="1", advice="do it") for level in ("ok", "warn", "stop")
+    )  # fmt: skip
+    refuse(Diagnosis(findings=(ok, warned), seconds=1))
+    with pytest.raises(MAEError, match=r"worthless: stop: 1 \(do it\)"):
+        refuse(Diagnosis(findings=(ok, fatal), seconds=1))
+
+
+def test_a_shallow_decoder_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "builtin:digits", *MODEL, "--decoder-depth", "4"]) == 0
+    assert "note decoder" not in capsys.readouterr().out
+
+
+def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "available_memory", lambda device: 1000)
+    assert main(["doctor", "builtin:digits", *MODEL]) == 0
+    assert "warn memory" in (told := capsys.readouterr().out) and "--accumulate 2" in told
+
+
+def test_a_slow_loader_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "measure_loading", lambda prepared, seconds: 0.5)
+    assert main(["doctor", "builtin:digits", *MODEL]) == 0
+    assert "note speed" in (told := capsys.readouterr().out) and "--workers" in told
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        doctor.examine_run(tmp_path, device="cpu")
+
+
+def test_the_doctor_changes_no_random_number(pretrain: Callable[..., mae.PretrainResult]) -> None:
+    torch.manual_seed(3)
+    expected = torch.get_rng_state()
+    pretrain("run", skip_doctor=False)
+    assert torch.equal(torch.get_rng_state(), expected)

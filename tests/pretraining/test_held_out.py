@@ -1,0 +1,93 @@
+"""Images that are never trained on: which, how many, and what is told by them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mae
+from mae.config import PretrainConfig
+from mae.data.augmentation import central_crop
+from mae.data.loaders import TrainingLoader, normalise
+from mae.errors import UsageError
+from mae.pretraining.settle import num_held_out, prepare
+from mae.randomness import FIXED_EPOCH, sample_keys
+from mae.training.distributed import World
+
+CPU = torch.device("cpu")
+
+
+def prepared(tmp_path: Path, **options: Any) -> Any:
+    sizes = {"img_size": (8, 8), "patch_size": (2, 2)}
+    config = PretrainConfig(source="builtin:digits", model="mae_vit_lesson_patch4", **sizes, **options)
+    return prepare(config, None, CPU, World(), resume=False)
+
+
+@pytest.mark.parametrize(
+    ("share", "images", "expected"),
+    [(0.02, 799, 0), (0.02, 800, 16), (0.02, 1_000_000, 2000), (0.0, 5000, 0), (0.5, 40, 20), (0.5, 30, 0)],
+)
+def test_a_share_but_neither_too_few_nor_too_many(share: float, images: int, expected: int) -> None:
+    assert num_held_out(PretrainConfig(held_out=share), images) == expected
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6, float("nan")])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(UsageError, match="--held-out is .*expected a share from 0 to 0.5"):
+        PretrainConfig(held_out=share)
+
+
+def test_they_and_the_others_are_all_images_and_no_seed_changes_them(tmp_path: Path) -> None:
+    first, second = prepared(tmp_path, seed=0), prepared(tmp_path, seed=5)
+    assert torch.equal(torch.cat([first.trained, first.held_out]).sort().values, torch.arange(1438))
+    assert torch.equal(first.held_out, second.held_out) and len(first.held_out) == 28
+    assert first.steps_per_epoch == 1410 // 64
+
+
+def test_none_of_them_is_ever_trained_on(
+    pretrain: Callable[..., mae.PretrainResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    iterate = TrainingLoader.iterate
+
+    def watched(self: TrainingLoader, step: int) -> Any:
+        for batch in iterate(self, step):
+            seen.append(batch.shown)
+            yield batch
+
+    monkeypatch.setattr(TrainingLoader, "iterate", watched)
+    result = pretrain(batch_size=128, steps=12, held_out=0.02)  # over an epoch
+    held_out = set(prepared(result.folder).held_out.tolist())
+    trained = set(torch.cat(seen).tolist())
+    assert len(held_out) == 28 and not held_out & trained and len(trained) >= 1408  # the rest of an epoch is dropped
+
+
+def test_their_loss_is_measured_beside_that_of_trained_images(pretrain: Callable[..., mae.PretrainResult]) -> None:
+    result = pretrain(steps=60, lr=2e-3, monitor_every=1.0, held_out=0.02)
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    looks = [row["evaluation"] for row in rows if "evaluation" in row]
+    assert len(looks) >= 2 and all({"held_out", "held_out_train"} <= look.keys() for look in looks)
+    assert looks[-1]["held_out"] < 0.9 * looks[0]["held_out"]
+    # Images, masks and normalisation are those of a run: the loss is that of the model on them.
+    model, ready = result.load_model(), prepared(result.folder)
+    numbers = ready.held_out
+    crops = torch.stack([central_crop(ready.images.get(int(number)), (8, 8)) for number in numbers])
+    plan = model.masking.plan((4, 4), sample_keys(0, FIXED_EPOCH, numbers))
+    with torch.no_grad():
+        loss = model(normalise(crops, *ready.statistics()), plan=plan).loss
+    assert looks[-1]["held_out"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_without_them_nothing_is_said(pretrain: Callable[..., mae.PretrainResult]) -> None:
+    result = pretrain()
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert not any("held_out" in row.get("evaluation", {}) for row in rows)
+    assert any("effective_rank" in row.get("evaluation", {}) for row in rows)
+
+
+def test_a_batch_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds 1438 images, 28 of them held out; use at most 1410"):
+        prepared(tmp_path, batch_size=1420)

@@ -1,0 +1,114 @@
+"""A step that ended a run is seen again as it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+import mae
+from mae.cli import main
+from mae.data.images import ImageSet
+from mae.errors import MAEError, UsageError
+from mae.pretraining.replay import CAPTURE, replay
+
+Run = Callable[..., mae.PretrainResult]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """64 images of float values, most of them harmless."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(64):
+        tifffile.imwrite(folder / f"{number:02d}.tif", rng.normal(size=(8, 8)).astype(np.float32))
+    return folder
+
+
+def broken(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Path:
+    """The folder of a run that ended because images 7 and 9 turn out not to be finite."""
+    sound = ImageSet.get
+
+    def get(self: ImageSet, index: int) -> torch.Tensor:
+        return sound(self, index) * (torch.inf if index in (7, 9) else 1)
+
+    monkeypatch.setattr(ImageSet, "get", get)
+    monkeypatch.setattr("mae.training.engine.MOST_IN_A_ROW", 1)
+    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: nothing_watched())
+    with pytest.raises(MAEError, match=r"not finite.*failures/step-0000000\d, see it again with: mae replay"):
+        pretrain("run", source=str(source), batch_size=16, skip_doctor=True, statistics="data", **options)
+    return source.parent / "run"
+
+
+def nothing_watched() -> object:
+    from mae.training.engine import PeriodicTask
+
+    return PeriodicTask(every=10**9, run=lambda step: None)
+
+
+@pytest.fixture(autouse=True)
+def _statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sound images: the broken ones would end the run before it begins."""
+    monkeypatch.setattr(ImageSet, "statistics", lambda self, limit=0: ((0.0,), (1.0,)))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_same_images_break_again(
+    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = broken(pretrain, source, monkeypatch, accumulate=accumulate)
+    (capture,) = (folder / "failures").iterdir()
+    values = json.loads((capture / CAPTURE).read_text())
+    assert len(values["ids"]) == 16 and {7, 9} & set(values["ids"])
+    found = replay(folder, device="cpu")
+    assert found.reproduced and found.step == values["step"]
+    names = {Path(name).name for name in found.broken_images}
+    assert names == {f"{number:02d}.tif" for number in {7, 9} & set(values["ids"])}
+    assert found.broken_at and found.broken_gradients
+    capsys.readouterr()
+    assert main(["replay", str(capture), "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert f"Step {values['step'] + 1} breaks again" in told and min(names) in told
+
+
+def test_a_step_that_is_whole_now_is_told_so(
+    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = broken(pretrain, source, monkeypatch)
+    monkeypatch.undo()
+    found = replay(folder, device="cpu")
+    assert not found.reproduced and found.broken_images == () and found.broken_at == ""
+    assert main(["replay", str(folder), "--device", "cpu"]) == 0
+    assert "is finite this time" in capsys.readouterr().out
+
+
+def test_the_loss_is_the_one_the_run_would_have_had(
+    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crops, masks and weights are those of the step: without the fault the loss is that of a run without it."""
+    folder = broken(pretrain, source, monkeypatch)
+    monkeypatch.undo()
+    monkeypatch.setattr(ImageSet, "statistics", lambda self, limit=0: ((0.0,), (1.0,)))
+    found = replay(folder, device="cpu")
+    sound = pretrain("sound", source=str(source), batch_size=16, steps=4, skip_doctor=True)
+    rows = [json.loads(line) for line in (sound.folder / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
+    if found.step == 0:  # the schedule's warm-up differs with the length of a run, so only the first step is the same
+        assert found.loss == pytest.approx(losses[1], rel=1e-5)
+    assert found.loss == pytest.approx(losses[found.step + 1], rel=0.1)
+
+
+def test_other_images_are_refused(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = broken(pretrain, source, monkeypatch)
+    (source / "00.tif").unlink()
+    with pytest.raises(UsageError, match="holds other images"):
+        replay(folder, device="cpu")
+
+
+def test_where_nothing_was_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "holds no captured step" in capsys.readouterr().err
