@@ -4,9 +4,9 @@
     python benchmarks/guards.py --model mae_vit_base_patch16_dec512d8b --device cuda --batch-size 256
 
 With: each step is judged finite or not, counted, left out where it is not, and every row of the log is shown to the
-signs of a run that goes wrong. Without: the optimizer steps, and rows are made for nobody. Both train the same weights on
-the same images and take turns; the ratio is taken turn by turn. Held-out loss, label-free numbers and checkpoints are
-not in it: they are work of their own, done a few times a run.
+signs of a run that goes wrong. Without: the optimizer steps, and rows are made for nobody. Both train the same weights
+on the same images and take turns; the ratio is taken turn by turn. Held-out loss, label-free numbers and checkpoints
+are not in it: they are work of their own, done a few times a run.
 """
 
 import argparse
