@@ -55,7 +55,7 @@ class Crops(Dataset[Piece]):
         """The piece of these ids and keys."""
         ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
         unreadable: list[str] = []
-        with _one_thread():
+        with one_thread():
             found = [self._readable(number, key, unreadable) for number, key in zip(batch[0], keys, strict=True)]
             loaded = [pair for pair in found if pair is not None]
             shown = torch.tensor([number for number, _ in loaded])
@@ -90,7 +90,7 @@ class Crops(Dataset[Piece]):
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One image is too little work to share: with two threads on two busy cores crops took up to 30 times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

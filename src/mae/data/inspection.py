@@ -6,9 +6,8 @@ Images are looked at one by one and forgotten; what is kept of each is two hashe
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from mae.data.augmentation import Augmentation
 from mae.data.base import pixel_digest
 from mae.data.copies import Copies, copies, near, outline, same
-from mae.data.crops import Crops
+from mae.data.crops import Crops, one_thread
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
 from mae.data.loaders import normalise
@@ -182,7 +181,8 @@ def inspect_images(
             return None
         return _look(images, number, lambda: _shown(crops, number, key, mean, std))
 
-    with _one_thread_each(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+    # Each crop sets PyTorch's threads to one and back, which from several threads at once must find one there.
+    with one_thread(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         found = [seen for seen in pool.map(look, range(len(keys)), chosen.tolist(), keys) if seen is not None]
     if all(seen.problem for seen in found):
         raise MAEError(
@@ -265,17 +265,6 @@ def _shown(
     if piece.images is None:
         raise UnreadableImage(piece.unreadable[0])
     return normalise(piece.images, torch.tensor(mean), torch.tensor(std))[0]
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Crops set PyTorch's threads to one and back, which from several threads at once must find one there."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int]) -> DataReport:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from mae.config import PretrainConfig
@@ -18,11 +17,11 @@ from mae.errors import MAEError, UsageError
 from mae.findings import Finding
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_with_report
-from mae.models.zoo import build_model
-from mae.pretraining.measure import available_memory, cost_of, measure_loading, measure_steps, pace_of
+from mae.pretraining.measure import LONG_WAIT, available_memory, cost_of, measure_loading, measure_steps, pace_of
 from mae.pretraining.model_checks import Subject, check_model
-from mae.pretraining.parts import num_workers, peak_rate
-from mae.pretraining.settle import Prepared, prepare
+from mae.pretraining.parts import fresh_model, num_workers, peak_rate
+from mae.pretraining.sense import SHALLOW_DECODER
+from mae.pretraining.settle import Prepared, prepare, warmup_steps
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import duration
@@ -35,8 +34,6 @@ _IMAGES = 4
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 3.0, 2.0, 6.0
 _MEMORY_SHARE = 0.9
-_LONG_WAIT = 0.15
-_SHALLOW = 4
 _MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "stop": "STOP"}
 _STYLES = {"ok": None, "note": "cyan", "warn": "yellow", "stop": "bold red"}
 _REFERENCE = "imagenet_base"
@@ -95,10 +92,7 @@ def examine_source(config: PretrainConfig) -> Diagnosis:
         MAEError: images that cannot be read.
     """
     prepared = prepare(config, None, choose_device(config.device), World(), resume=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(prepared.config.seed)
-        model = build_model(prepared.model_config)
-    return examine(prepared, model.to(prepared.device))
+    return examine(prepared, fresh_model(prepared))
 
 
 def examine_run(folder: Path, *, device: str) -> Diagnosis:
@@ -192,24 +186,18 @@ def _plan(prepared: Prepared) -> Iterator[Finding]:
     given, theirs = config.to_json(), official.to_json()
     differing = [f"{name} {given[name]} ({theirs[name]})" for name in _COMPARED if given[name] != theirs[name]]
     base = peak_rate(config) * 256 / config.batch_size
-    warmup = _warmup_share(config, prepared)
+    warmup = warmup_steps(config, len(prepared.images)) / prepared.total_steps
     ours = f"peak {peak_rate(config):.3g}, {base:.2g} for each 256 images ({official.base_lr:.2g}); "
     ours += f"warm-up {warmup:.0%} of {prepared.total_steps:,} steps (5%)"
     yield _noted("rate and schedule", f"{ours}; official values in brackets", "", level="ok")
     yield _noted("differs from the official recipe", "; ".join(differing) or "in nothing", "", level="ok")
-    if (depth := prepared.model_config.decoder_depth) < _SHALLOW:
+    if (depth := prepared.model_config.decoder_depth) < SHALLOW_DECODER:
         yield _noted(
             "decoder",
             f"{depth} blocks",
-            f"a decoder of {_SHALLOW} blocks or more leaves better frozen features",
+            f"a decoder of {SHALLOW_DECODER} blocks or more leaves better frozen features",
             level="note",
         )
-
-
-def _warmup_share(config: PretrainConfig, prepared: Prepared) -> float:
-    if config.warmup_epochs is None:
-        return 0.1
-    return config.warmup_epochs * prepared.steps_per_epoch / prepared.total_steps
 
 
 def _machine(prepared: Prepared) -> list[Finding]:
@@ -227,7 +215,7 @@ def _machine(prepared: Prepared) -> list[Finding]:
     value = (
         f"model {model_rate:,.0f} images/s, loader {loader_rate:,.0f}: {pace.data_wait:.0%} of the time spent waiting"
     )
-    slow = pace.data_wait > _LONG_WAIT
+    slow = pace.data_wait > LONG_WAIT
     advice = "the images limit: give more --workers, or store them smaller" if slow else ""
     return [memory, _noted("speed", value, advice, level="note" if slow else "ok")]
 

@@ -24,6 +24,9 @@ from mae.pretraining.settle import Prepared
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.optimizer import make_optimizer
 
+LONG_WAIT = 0.15
+"""Share of the time waiting for images from which it is worth a remedy."""
+
 _CROPS = 64
 """Real crops that are loaded for the steps; a larger part holds some of them again, which costs a model the same."""
 _WARM_UP = 2

@@ -20,8 +20,9 @@ from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.probe import probe_of
 from mae.models.storage import model_metadata
+from mae.models.zoo import build_model
 from mae.pretraining.replay import write_capture
-from mae.pretraining.settle import Prepared
+from mae.pretraining.settle import Prepared, warmup_steps
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.panels import draw_panels
 from mae.training.engine import Trainer, TrainingSettings
@@ -36,8 +37,6 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
     """The engine with its optimizer, schedule and batches."""
     config, total_steps = prepared.config, prepared.total_steps
     assert config.batch_size is not None
-    warmup_epochs = config.warmup_epochs
-    warmup_steps = 0.1 * total_steps if warmup_epochs is None else warmup_epochs * prepared.steps_per_epoch
     settings = TrainingSettings(
         total_steps=total_steps,
         batch_size=config.batch_size,
@@ -45,7 +44,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         schedule=WarmupCosine(
             peak=peak_rate(config),
             floor=config.min_lr,
-            warmup_samples=warmup_steps * config.batch_size,
+            warmup_samples=warmup_steps(config, len(prepared.images)) * config.batch_size,
             total_samples=total_steps * config.batch_size,
         ),
         clip_grad=config.clip_grad,
@@ -88,6 +87,14 @@ def metadata_of(prepared: Prepared, model: MaskedAutoencoder) -> dict[str, str]:
         "data_fingerprint": prepared.images.fingerprint(),
     }
     return model_metadata(model, origin=origin, probe=probe_of(model))
+
+
+def fresh_model(prepared: Prepared) -> MaskedAutoencoder:
+    """The model as the run begins with it, on its device; the caller's random numbers stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(prepared.config.seed)
+        model = build_model(prepared.model_config)
+    return model.to(prepared.device)
 
 
 def peak_rate(config: PretrainConfig) -> float:

@@ -14,6 +14,7 @@ from mae.config import PretrainConfig, as_flags
 from mae.data.images import ImageSet
 from mae.errors import UsageError
 from mae.pretraining.measure import (
+    LONG_WAIT,
     Pace,
     StepCost,
     available_memory,
@@ -31,9 +32,6 @@ from mae.report.console import duration
 from mae.training.device import choose_device, explained_memory_failure
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder
-
-LONG_WAIT = 0.15
-"""Share of the time waiting for images from which it is worth a remedy."""
 
 _USABLE = 0.9
 """Of the free memory: gaps between tensors, pictures and other programs take some too."""

@@ -15,12 +15,11 @@ from mae.errors import UsageError
 from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model
-from mae.models.zoo import build_model
 from mae.pretraining.doctor import examine, refuse, show_diagnosis
 from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor
 from mae.pretraining.narrate import show_header, show_summary, summarise
-from mae.pretraining.parts import check_disk, make_trainer, panel_drawer, yardsticks_of
+from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
 from mae.pretraining.settle import Prepared, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.console import ProgressDisplay
@@ -125,10 +124,7 @@ def run_pretraining(
 
 
 def _run(prepared: Prepared, console: Console) -> PretrainResult:
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-        torch.manual_seed(prepared.config.seed)
-        model = build_model(prepared.model_config)
-    model.to(prepared.device)
+    model = fresh_model(prepared)
     trainer = make_trainer(prepared, model)
     check_disk(prepared, model)
     newest = find_checkpoint(prepared.folder.checkpoints) if prepared.resume else None

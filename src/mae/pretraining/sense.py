@@ -10,7 +10,7 @@ from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.zoo import build_model, model_config
 from mae.pretraining.parts import peak_rate
-from mae.pretraining.settle import num_held_out, total_steps
+from mae.pretraining.settle import num_held_out, steps_per_epoch, total_steps, warmup_steps
 from mae.report.console import duration
 
 LEAST_STEPS = 300
@@ -52,7 +52,7 @@ def check_sense(config: PretrainConfig, num_images: int) -> None:
         UsageError: one step an epoch, fewer steps than `LEAST_STEPS`, a warm-up that takes more than `LARGEST_WARMUP`
             of them, or rates that sum to less than `LEAST_REACH`.
     """
-    an_epoch, steps = _steps_an_epoch(config, num_images), total_steps(config, num_images)
+    an_epoch, steps = steps_per_epoch(config, num_images), total_steps(config, num_images)
     of = f"{num_images - num_held_out(config, num_images):,} images in batches of {config.batch_size}"
     if an_epoch < 2:
         raise UsageError(
@@ -65,7 +65,7 @@ def check_sense(config: PretrainConfig, num_images: int) -> None:
             f"{of} for {steps / an_epoch:.3g} epochs are {steps} steps; expected {LEAST_STEPS} or more: the paper's "
             f"own run learns little in its first {LEAST_STEPS}. Use {longer} or more, or a smaller --batch-size"
         )
-    if (warmup := _warmup_steps(config, num_images)) > LARGEST_WARMUP * steps:
+    if (warmup := warmup_steps(config, num_images)) > LARGEST_WARMUP * steps:
         raise UsageError(
             f"the warm-up (--warmup-epochs {config.warmup_epochs:g}) takes {warmup / steps:.0%} of the run's {steps:,} "
             f"steps; expected {LARGEST_WARMUP:.0%} at most, for the rate must come down again. Use --warmup-epochs "
@@ -80,20 +80,9 @@ def check_sense(config: PretrainConfig, num_images: int) -> None:
         )
 
 
-def _steps_an_epoch(config: PretrainConfig, num_images: int) -> int:
-    assert config.batch_size is not None
-    return (num_images - num_held_out(config, num_images)) // config.batch_size
-
-
-def _warmup_steps(config: PretrainConfig, num_images: int) -> float:
-    if config.warmup_epochs is None:
-        return 0.1 * total_steps(config, num_images)
-    return config.warmup_epochs * _steps_an_epoch(config, num_images)
-
-
 def _reach(config: PretrainConfig, num_images: int) -> float:
     """The learning rate summed over the run: half the peak on average in the warm-up, then the mean of a cosine."""
-    steps, warmup, peak = total_steps(config, num_images), _warmup_steps(config, num_images), peak_rate(config)
+    steps, warmup, peak = total_steps(config, num_images), warmup_steps(config, num_images), peak_rate(config)
     return warmup * peak / 2 + (steps - warmup) * (peak + config.min_lr) / 2
 
 
@@ -116,7 +105,7 @@ def advise(config: PretrainConfig, model: ModelConfig, num_images: int, *, epoch
         num_images: of the source.
         epoch_seconds: time of an epoch.
     """
-    an_epoch, steps = _steps_an_epoch(config, num_images), total_steps(config, num_images)
+    an_epoch, steps = steps_per_epoch(config, num_images), total_steps(config, num_images)
     advice, epochs = [], advised_epochs(an_epoch)
     better = advised_model(num_images)
     if num_parameters(model, "encoder") > num_parameters(model_config(better), "encoder"):

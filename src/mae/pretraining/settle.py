@@ -59,7 +59,7 @@ class Prepared:
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches in a pass over the images that are trained on."""
-        return _steps_per_epoch(self.config, len(self.images))
+        return steps_per_epoch(self.config, len(self.images))
 
     @property
     def trained(self) -> Int64[Tensor, " n"]:
@@ -163,7 +163,7 @@ def total_steps(config: PretrainConfig, num_images: int) -> int:
     if config.steps is not None:
         return config.steps
     assert config.epochs is not None
-    return max(1, round(config.epochs * _steps_per_epoch(config, num_images)))
+    return max(1, round(config.epochs * steps_per_epoch(config, num_images)))
 
 
 def num_held_out(config: PretrainConfig, num_images: int) -> int:
@@ -172,7 +172,15 @@ def num_held_out(config: PretrainConfig, num_images: int) -> int:
     return count if count >= _LEAST_HELD_OUT else 0
 
 
-def _steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
+def warmup_steps(config: PretrainConfig, num_images: int) -> float:
+    """Steps of a settled run in which the rate rises: a tenth of them unless it was told otherwise."""
+    if config.warmup_epochs is None:
+        return 0.1 * total_steps(config, num_images)
+    return config.warmup_epochs * steps_per_epoch(config, num_images)
+
+
+def steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
+    """Whole batches in a pass over the images of a settled run that are trained on."""
     assert config.batch_size is not None
     return (num_images - num_held_out(config, num_images)) // config.batch_size
 
@@ -241,7 +249,7 @@ def _small_patch(side: int) -> int:
 
 
 def _check_warmups(config: PretrainConfig, num_images: int) -> None:
-    epochs = total_steps(config, num_images) / _steps_per_epoch(config, num_images)
+    epochs = total_steps(config, num_images) / steps_per_epoch(config, num_images)
     rate, ratio = config.warmup_epochs, config.mask_warmup
     # The rate must come down again; the mask ratio may take the whole run to get where it ends.
     if rate is not None and rate >= epochs:
