@@ -24,6 +24,15 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]):
     assert "unknown command 'pretain'" in capsys.readouterr().err
 
 
+def test_a_name_in_an_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]):
+    name = "photos\x1b[2J\x9b1m\r\u202e\udcff\nmae: error: forged"
+    assert main(["pretrain", name]) == 2
+    told = capsys.readouterr().err
+    assert not set("\x1b\x9b\r\u202e\udcff") & set(told)
+    assert told.startswith("mae: error: photos\ufffd[2J") and "mae: error: forged" in told
+    assert told.index("\n") == len(told) - 1
+
+
 def test_flags_reach_the_configuration():
     args = (
         "photos --model mae_vit_small --img-size 96x128 --patch-size 4x8 --in-chans 1 --mask-ratio 0.5 --steps 7 "

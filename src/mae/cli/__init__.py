@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mae.errors import MAEError, UsageError
+from mae.report.canvas import visible
 from mae.version import __version__
 
 COMMANDS = {
@@ -61,5 +62,6 @@ def _help() -> str:
 
 
 def _complain(error: object, *, code: int) -> int:
-    sys.stderr.write(f"mae: error: {error}\n")
+    # In one line: a name that holds line breaks would write lines of its own, as if they were ours.
+    sys.stderr.write(f"mae: error: {' '.join(visible(str(error)).splitlines())}\n")
     return code
