@@ -40,6 +40,15 @@ _SIZE = tyro.constructors.PrimitiveConstructorSpec[tuple[int, int]](
 )
 Size = Annotated[tuple[int, int], _SIZE]
 
+_NAMES = tyro.constructors.PrimitiveConstructorSpec[tuple[str, ...]](
+    nargs=1,
+    metavar="NAME,NAME",
+    instance_from_str=lambda texts: tuple(texts[0].split(",")),
+    is_instance=lambda value: isinstance(value, tuple) and all(isinstance(name, str) for name in value),
+    str_from_instance=lambda names: [",".join(names)],
+)
+Names = Annotated[tuple[str, ...], _NAMES]
+
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -88,6 +97,10 @@ class PretrainConfig:
     """Height and width of a patch."""
     in_chans: Annotated[int | None, shown("the data's", "C")] = None
     """Channels."""
+    channels: Annotated[Names | None, shown("all", "NAME,NAME")] = None
+    """Which channels by name, in order; where nothing names them, what they are called."""
+    no_data: Annotated[str | None, shown("none", "VALUE|nan")] = None
+    """Value that stands for no measurement: left out of statistics and loss."""
     mask_ratio: float = 0.75
     """Share of patches hidden; with a schedule, where it ends."""
     mask_schedule: Literal["const", "linear", "cosine", "random"] = "const"
@@ -181,6 +194,10 @@ class PretrainConfig:
                 "both --lr and --base-lr are given; --lr is the rate itself, --base-lr is scaled by batch / 256: "
                 "give one of them"
             )
+        if self.channels is not None and not (all(self.channels) and len(set(self.channels)) == len(self.channels)):
+            raise UsageError(f"--channels is {','.join(self.channels)}; expected different names, a comma between two")
+        if self.no_data is not None:
+            records.check_no_data(self.no_data, name="--no-data")
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -269,7 +286,8 @@ def as_flags(name: str, value: Any) -> list[str]:
     if isinstance(value, bool) and getattr(PretrainConfig, name, False) is not None:
         return [_flag(name) if value else _flag(f"no_{name}")]  # one that may be None is typed with its value
     if isinstance(value, tuple | list):
-        return [_flag(name), *(["x".join(map(str, value))] if name in ("img_size", "patch_size") else map(str, value))]
+        joint = {"img_size": "x", "patch_size": "x", "channels": ","}.get(name)
+        return [_flag(name), *(map(str, value) if joint is None else [joint.join(map(str, value))])]
     whole = isinstance(value, float) and value.is_integer()
     return [_flag(name), str(int(value) if whole else value)]
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
+from math import isinf
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, TypeVar
@@ -77,6 +78,20 @@ def write_whole(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(text)
     aside.replace(path)
+
+
+def check_no_data(text: str, *, name: str) -> None:
+    """Refuse what names no value for missing measurements; it is text, since JSON knows no NaN.
+
+    Raises:
+        UsageError: neither a finite number nor `nan`.
+    """
+    try:
+        is_usable = not isinf(float(text))
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise UsageError(f"{name} is {_shown(text)}; expected a finite number, or nan")
 
 
 def safe_name(text: str) -> str:

@@ -19,10 +19,12 @@ REPORT = DataReport(
     looked_at=1000,
     unreadable=0,
     messages=(),
-    refused=0,
     not_finite=0,
     kinds=(KIND,),
     dtype="uint8",
+    no_data=None,
+    missing=0.0,
+    marked=(),
     img_size=(32, 32),
     sizes=SIZES,
     channels=(CHANNEL,),
@@ -53,7 +55,12 @@ def some(share: float) -> Copies:
     [
         ({}, {}),
         ({"unreadable": 1, "messages": ("x.png is empty",)}, {"unreadable images": "note"}),
-        ({"not_finite": 1}, {"finite values": "stop"}),
+        ({"not_finite": 1}, {"finite values": "warn"}),
+        ({"marked": ("-9999",)}, {"no data": "warn"}),
+        ({"marked": ("-9999",), "no_data": "-9999", "missing": 0.1}, {}),
+        ({"no_data": "nan", "missing": 0.0}, {"no data": "warn"}),
+        ({"no_data": "nan", "missing": 0.5}, {}),
+        ({"no_data": "nan", "missing": 0.51}, {"no data": "warn"}),
         ({"low": 0.1, "high": 0.1}, {}),
         ({"low": 0.11, "high": 0.1}, {"saturation": "warn"}),
         ({"low": 0.5, "high": 0.39}, {"saturation": "warn"}),
@@ -113,8 +120,3 @@ def test_every_finding_has_a_number_or_a_word_and_advice_where_there_is_somethin
     )
     assert told["unreadable images"] == "2 of 1,000 images (0.2%): x.png is empty"
     assert told["sizes"] == "50 x 40 to 90 x 80 pixels, 70 x 60 in the middle; 60.0% smaller than a crop of 32 x 32"
-
-
-def test_checks_of_values_are_left_out_where_nothing_is_finite():
-    names = [finding.name for finding in data_findings(replace(REPORT, channels=(), not_finite=1000))]
-    assert names == ["images", "unreadable images", "finite values", "kinds", "sizes", "shapes"]

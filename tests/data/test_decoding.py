@@ -139,12 +139,79 @@ def test_white_is_zero_is_inverted():
     assert checked(tiff(pixels, photometric="miniswhite"))[..., 0].tolist() == [[65535, 64535, 0]]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_refused(value):
-    pixels = np.ones((4, 4, 5), dtype=np.float32)
-    pixels[1, 2, 3] = value
-    with pytest.raises(UnreadableImage, match="field.tif holds NaN or infinite"):
-        decode(tiff(pixels, photometric="minisblack", planarconfig="contig"), name="field.tif")
+def gdal(names: list[str], **options: object) -> bytes:
+    """A TIFF with bands named as GDAL does it."""
+    item = '<Item name="DESCRIPTION" sample="{}" role="description">{}</Item>'
+    items = "".join(item.format(*named) for named in enumerate(names))
+    tags = [(42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>", True), (42113, "s", 0, "-9999", True)]
+    return tiff(
+        np.ones((4, 4, 3), np.int16), photometric="minisblack", planarconfig="contig", extratags=tags, **options
+    )
+
+
+def test_bands_are_called_what_gdal_calls_them(caplog):
+    told = probe(gdal(["B02", "near &amp; infrared", "B11"]), name="x")
+    assert told.names == ("B02", "near & infrared", "B11") and told.no_data == "-9999"
+    assert probe(gdal(["B02", "B03"]), name="x").names is None  # one has no name
+    assert probe(gdal(["B02", "B02", "B03"]), name="x").names is None
+    plain = probe(tiff(np.ones((4, 4), np.uint16)), name="x")
+    assert plain.names is None and plain.no_data is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6, 7), (6, 7, 1)),
+        ((20, 30, 4), (20, 30, 4)),
+        ((4, 20, 30), (20, 30, 4)),
+        ((8, 8, 13), (8, 8, 13)),  # more channels than pixels a side: the two equal axes are the image's
+        ((13, 8, 8), (8, 8, 13)),
+        ((5, 20, 5), (5, 20, 5)),
+    ],
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("u1", UINT8), ("<u2", UINT16), (">u2", UINT16), ("i2", FLOAT32), ("u4", FLOAT32), ("f8", FLOAT32)],
+)
+def test_arrays_of_numpy(shape, expected, order, kind, dtype):
+    values = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 250, dtype=kind, order=order)
+    found = checked(array(values))
+    channels_first = expected[:2] == shape[1:]
+    assert found.dtype == dtype and found.shape == expected
+    assert np.array_equal(
+        found, (np.moveaxis(values, 0, 2) if channels_first else values).reshape(expected).astype(dtype)
+    )
+
+
+def array(values: np.ndarray, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, values, **options)
+    return buffer.getvalue()
+
+
+def test_arrays_of_truth_are_black_and_white():
+    assert checked(array(np.array([[True, False]])))[..., 0].tolist() == [[255, 0]]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (array(np.ones((4, 4), complex)), "complex128 values; expected real numbers"),
+        (array(np.array([[{}]]), allow_pickle=True), "object values; expected real numbers"),
+        (array(np.ones(9)), r"shape \[9\]; expected \[height, width\]"),
+        (array(np.ones((2, 2, 2, 2))), "as a third axis; take it out"),
+        (array(np.ones((0, 4))), r"shape \[0, 4\]"),
+        (array(np.ones((9, 9)))[:-1], "647 of 648 bytes"),
+        (array(np.ones((20000, 1), np.uint8)), "a side may have"),
+        (b"\x93NUMPY\x03\0" + array(np.ones((4, 4)))[8:], "of version 3.0"),
+        (b"\x93NUMPY\x01\0\x20\0" + b"(" * 32, "not a whole NPY"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(data, says):
+    for read in (decode, probe) if "bytes" not in says else (decode,):
+        with pytest.raises(UnreadableImage, match=says):
+            read(data, name="x")
 
 
 def forged_jpeg(width: int, height: int) -> bytes:
@@ -326,7 +393,9 @@ def test_truncated_multi_band_tiff_is_refused(options):
 
 def test_other_content_is_refused_by_name():
     gif = encoded(Image.fromarray(noise(4, 4)), "GIF")
-    with pytest.raises(UnreadableImage, match=r"cat.jpg starts with b'GIF8.a.*expected a JPEG, PNG, WebP, TIFF or BMP"):
+    with pytest.raises(
+        UnreadableImage, match=r"cat.jpg starts with b'GIF8.a.*expected a JPEG, PNG, WebP, TIFF, BMP or NPY"
+    ):
         decode(gif, name="cat.jpg")
     with pytest.raises(UnreadableImage, match="note.png starts with b'hello"):
         decode(b"hello, world, this is text", name="note.png")

@@ -177,7 +177,7 @@ def test_moments_need_little_memory_beside_the_image(dtype):
     assert peak < 32 << 20
     unit = 255 if dtype == "u1" else 1
     values = pixels.reshape(-1, 3).astype(np.float64) / unit
-    assert number == 3_000_000 and mean == pytest.approx(values.mean(axis=0), rel=1e-12)
+    assert (number == 3_000_000).all() and mean == pytest.approx(values.mean(axis=0), rel=1e-12)
     assert squares / number == pytest.approx(values.var(axis=0), rel=1e-10)
 
 

@@ -74,7 +74,7 @@ def test_sound_images_are_quiet(make):
     assert loud(report) == {}
     assert (report.total, report.looked_at, report.unreadable, report.messages) == (COUNT, COUNT, 0, ())
     assert (report.dtype, report.kinds[0].channels, report.kinds[0].images) == (report.kinds[0].dtype, 3, COUNT)
-    assert report.constant == report.nearly_constant == report.not_finite == report.refused == 0
+    assert report.constant == report.nearly_constant == report.not_finite == 0
     assert all(abs(c.mean) < 0.1 and abs(c.std - 1) < 0.15 and c.varies for c in report.channels)
 
 
@@ -193,18 +193,18 @@ def test_pictures_saved_anew_or_resized_are_told(folder):
     assert loud(report) == {"near duplicates": "note"}
 
 
-def test_values_that_are_not_finite_stop_and_spoil_nothing_else():
+def test_values_that_are_not_finite_are_told_and_spoil_nothing_else():
     arrays = [raw(image) for image in scenes()]
     clean = inspected(Pictures(arrays))
     arrays += [raw(scene(50)), raw(scene(51))]
     arrays[-1][3, 4, 1], arrays[-2][0, 0, 0] = np.nan, -np.inf
     statistics = {"mean": (-600.0,) * 3, "std": (70.0,) * 3}
     report = inspected(Pictures(arrays), **statistics)
-    assert (report.not_finite, report.refused, report.unreadable) == (2, 0, 0)
-    assert loud(report)["finite values"] == "stop" and np.isfinite([c.mean for c in report.channels]).all()
+    assert (report.not_finite, report.unreadable) == (2, 2)
+    assert loud(report)["finite values"] == "warn" and np.isfinite([c.mean for c in report.channels]).all()
     assert [c.varies for c in report.channels] == [c.varies for c in clean.channels]
-    nothing = inspected(Pictures(arrays[-2:]), **statistics)
-    assert nothing.channels == () and loud(nothing) == {"finite values": "stop"}
+    with pytest.raises(MAEError, match="none of 2 images could be read"):
+        inspected(Pictures(arrays[-2:]), **statistics)
 
 
 def test_files_refused_for_values_that_are_not_finite_are_told(folder):
@@ -212,7 +212,7 @@ def test_files_refused_for_values_that_are_not_finite_are_told(folder):
     image[2, 3] = np.nan
     tiffs = {f"{n}_tif": encoded(Image.fromarray(raw(scene(n, channels=1))[..., 0]), "TIFF") for n in range(COUNT)}
     report = inspected(folder([], **tiffs, broken_tif=encoded(Image.fromarray(image), "TIFF")))
-    assert (report.not_finite, report.refused, report.unreadable) == (0, 1, 1)
+    assert (report.not_finite, report.unreadable) == (1, 1)
     assert loud(report) == {"finite values": "warn", "unreadable images": "note"}
 
 

@@ -78,7 +78,7 @@ def test_rows_are_the_images_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("mae.evaluation.features.BATCH_SIZE", 3)
     source, encode = opened(folder), Counting()
     found = store(tmp_path).features(extractor(encode), source)
-    images = torch.cat(list(normalised_batches(source.images(3), PLAIN, device=CPU)))
+    images = torch.cat(list(normalised_batches(source.images((3, None, None)), PLAIN, device=CPU)))
     assert found.numbers.tolist() == list(range(7)) and sorted(found.arrays) == ["first", "mean"]
     torch.testing.assert_close(found.arrays["mean"], images.mean(dim=(2, 3)))
     torch.testing.assert_close(found.arrays["first"], images[:, :, 0, 0])
@@ -259,7 +259,7 @@ def test_unreadable_files_have_no_row(folder, tmp_path):
     found = store(tmp_path).features(extractor(Counting()), opened(folder, max_unreadable=0.5))
     assert found.numbers.tolist() == [0, 1, 3, 4, 5, 6]
     assert torch.equal(found.arrays["mean"], whole[found.numbers])
-    digests, numbers = store(tmp_path).digests(opened(folder, max_unreadable=0.5), 3)
+    digests, numbers = store(tmp_path).digests(opened(folder, max_unreadable=0.5), (3, None, None))
     assert numbers.tolist() == found.numbers.tolist() and len(set(digests.tolist())) == 6
 
 
@@ -333,7 +333,7 @@ def test_a_feature_may_be_called_as_the_content_is(folder, tmp_path):
     encode = extractor(lambda images: {"numbers": images[:, :, 0, 0], "digests": images[:, :, 1, 1]})
     found = store(tmp_path).features(encode, opened(folder))
     assert found.numbers.tolist() == list(range(7))
-    images = torch.cat(list(normalised_batches(opened(folder).images(3), PLAIN, device=CPU)))
+    images = torch.cat(list(normalised_batches(opened(folder).images((3, None, None)), PLAIN, device=CPU)))
     assert torch.equal(found.arrays["numbers"], images[:, :, 0, 0])
 
 
@@ -347,13 +347,13 @@ def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatc
     whole = store(tmp_path / "whole").features(extractor(Counting()), pictures(set())).arrays["mean"]
     unfitting(monkeypatch)
     source, encode = pictures({57}), Counting()
-    assert not source.images(3).in_memory and len(source.images(3).readable) == 120
+    assert not source.images((3, None, None)).in_memory and len(source.images((3, None, None)).readable) == 120
     left = [number for number in range(120) if number != 57]
     found = store(tmp_path).features(extractor(encode), source)
     assert found.numbers.tolist() == left and encode.count == 119
     assert torch.equal(found.arrays["mean"], whole[left])
     for again in (source, pictures({57})):  # from what was stored, too
-        assert store(tmp_path).images(again, 3).readable.tolist() == left
+        assert store(tmp_path).images(again, (3, None, None)).readable.tolist() == left
     patches = store(tmp_path).features(extractor(Counting()), pictures({57}), patches=True)
     assert patches.arrays[PATCHES].shape == (119, 64, 3) and patches.numbers.tolist() == left
 

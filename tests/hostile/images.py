@@ -35,6 +35,17 @@ def tiff(pixels: np.ndarray, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+def npy(pixels: np.ndarray, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, pixels, **options)
+    return buffer.getvalue()
+
+
+def npy_of(header: str) -> bytes:
+    """An NPY that says of itself what it likes."""
+    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+
+
 def valid() -> list[Made]:
     """One of every kind, with the shape and type it must become."""
     colour, grey = Image.fromarray(_COLOUR), Image.fromarray(_GREY)
@@ -66,6 +77,9 @@ def valid() -> list[Made]:
         "bmp of run lengths": (bmp(20, 2, b"\x14\x07\0\0\x14\x09\0\1"), "20x2x1 uint8"),
         "1 x 1": (encoded(colour.crop((0, 0, 1, 1)), "PNG"), "1x1x3 uint8"),
         "16384 x 1": (encoded(Image.new("L", (16384, 1)), "PNG"), "16384x1x1 uint8"),
+        "npy": (npy(_COLOUR), rgb),
+        "npy, channels first": (npy(np.moveaxis(_DEEP, 2, 0)), f"{WIDE}x{HIGH}x5 uint16"),
+        "npy of wide floats": (npy(_GREY.astype(np.float64)), f"{WIDE}x{HIGH}x1 float32"),
         "largest": (png(LARGEST, LARGEST, zeros(LARGEST * (LARGEST + 1))), f"{LARGEST}x{LARGEST}x1 uint8"),
     }
     for depth in (1, 2, 4):
@@ -156,6 +170,24 @@ def hostile() -> list[Made]:
         ("tiff of unknown packing", strip_tiff(64, 64, strip, compression=50000), "refused", "compressed by"),
         ("tiff of NaN", tiff(np.full((4, 4), np.nan, np.float32)), "refused", "NaN"),
         ("tiff of complex numbers", tiff(np.ones((4, 4), np.complex64)), "refused", "expected real ones"),
+        ("npy of objects", npy(np.array([[print]]), allow_pickle=True), "refused", "object values"),
+        ("npy of words", npy(np.array([["a", "b"]])), "refused", "expected real"),
+        ("npy of fields", npy(np.zeros((2, 2), [("a", "f4"), ("b", "u1")])), "refused", "expected real"),
+        ("npy of dates", npy(np.zeros((2, 2), "datetime64[s]")), "refused", "expected real"),
+        ("npy of NaN", npy(np.full((4, 4), np.nan)), "refused", "NaN"),
+        ("npy beyond float32", npy(np.full((4, 4), 1e300)), "refused", "infinite"),
+        ("npy bomb", npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': (60000, 60000)}"), "refused", "a side"),
+        ("npy of many bands", npy_of("{'descr': '|u1', 'fortran_order': False, 'shape': (8000, 8000, 99)}"), "refused",
+         "MiB decoded"),
+        ("npy of less than none", npy_of("{'descr': '|u1', 'fortran_order': False, 'shape': (-4, -4)}"), "refused",
+         "shape"),
+        ("npy of a fraction", npy_of("{'descr': '|u1', 'fortran_order': False, 'shape': (2.5, 4)}"), "refused",
+         "whole"),
+        ("npy of much too much", npy_of("{'descr': '|u1', 'fortran_order': False, 'shape': (9" + "9" * 99 + ", 4)}"),
+         "refused", ""),
+        ("npy of a call", npy_of("{'descr': exit(), 'fortran_order': False, 'shape': (4, 4)}"), "refused", "whole"),
+        ("npy of depth", npy_of("[" * 9000), "refused", "whole"),
+        ("npy of a long header", b"\x93NUMPY\x02\0\xff\xff\xff\x7f" + b"(" * 20_000, "refused", "whole"),
         ("webp bomb", _webp_canvas(16384, 16384), "refused", "67,108,864 pixels at most"),
         ("png called jpg.jpg", encoded(Image.fromarray(_GREY), "PNG"), "ok", f"{WIDE}x{HIGH}x1 uint8"),
         ("text.png", b"no image, just words", "refused", "starts with b'no image'"),
@@ -165,8 +197,16 @@ def hostile() -> list[Made]:
         ("svg.png", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "refused", "expected a JPEG, PNG"),
         ("pickle.png", b"\x80\x04\x95\x0f\0\0\0", "refused", "expected a JPEG, PNG"),
     ]  # fmt: skip
-    for magic in (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\xff\xff\xff\xffWEBP", b"II*\0", b"MM\0+", b"BM"):
-        made += [(f"only {magic!r} and {rest[:2]!r}", magic + rest, "refused", "whole|pixels")
+    for magic in (
+        b"\xff\xd8\xff",
+        b"\x89PNG\r\n\x1a\n",
+        b"RIFF\xff\xff\xff\xffWEBP",
+        b"II*\0",
+        b"MM\0+",
+        b"BM",
+        b"\x93NUMPY",
+    ):
+        made += [(f"only {magic!r} and {rest[:2]!r}", magic + rest, "refused", "whole|pixels|version")
                  for rest in (b"", bytes(64), b"\xff" * 64)]  # fmt: skip
     return made
 

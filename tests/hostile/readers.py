@@ -12,6 +12,7 @@ import numpy as np
 
 from mae.config import PretrainConfig
 from mae.data.decoding import decode, probe
+from mae.data.forms import Form
 from mae.data.limits import UnreadableImage
 from mae.data.sources import open_source
 from mae.errors import MAEError
@@ -45,7 +46,7 @@ def read_image(path: Path) -> str:
             raise refusal from None
         raise AssertionError(f"decoded, though its header was refused: {refusal}") from refusal
     told = f"{info.width}x{info.height}x{info.channels} {info.dtype}"
-    pixels = decode(data, name=name)
+    pixels = Form(channels=info.channels, dtype=info.dtype).of(decode(data, name=name), name=name)
     height, width, channels = pixels.shape
     found = f"{width}x{height}x{channels} {pixels.dtype}"
     if found != told:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mae.errors import UsageError
-from mae.losses.reconstruction import MeanAbsoluteError, MeanSquaredError, SmoothL1
+from mae.losses.reconstruction import KnownValues, MeanAbsoluteError, MeanSquaredError, SmoothL1
 
 Judge = Callable[[float], float]
 
@@ -95,3 +95,36 @@ def test_half_precision_is_judged_in_float32(term, judge, torchs) -> None:
 def test_a_beta_out_of_range_is_refused(beta: float) -> None:
     with pytest.raises(UsageError, match=r"beta of the smooth L1 loss is .*expected a finite number above 0"):
         SmoothL1(beta=beta)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_where_there_is_no_data_nothing_is_asked(term, judge, torchs, weighted: bool) -> None:
+    pred, target = torch.randn(2, 3, 4, 5)
+    target[torch.rand(3, 4, 5) < 0.3] = torch.nan
+    target[0, 1] = torch.nan  # a patch of which nothing is known
+    weight = torch.rand(3, 4) if weighted else torch.ones(3, 4)
+    total = count = 0.0
+    for image, patch, value in (~target.isnan()).nonzero().tolist():
+        total += float(weight[image, patch]) * judge(float(pred[image, patch, value] - target[image, patch, value]))
+        count += float(weight[image, patch])
+    ours = pred.clone().requires_grad_()
+    loss = KnownValues(loss=term)(ours, target, weight if weighted else None)
+    assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
+    loss.backward()
+    assert ours.grad is not None and torch.equal(ours.grad != 0, ~target.isnan())
+
+
+@pytest.mark.parametrize(("term", "judge", "torchs"), CASES)
+def test_with_all_data_there_it_is_the_loss_itself(term, judge, torchs) -> None:
+    pred, target = torch.randn(2, 3, 4, 5)
+    weight = torch.rand(3, 4)
+    for given in (None, weight):
+        torch.testing.assert_close(KnownValues(loss=term)(pred, target, given), term(pred, target, given))
+
+
+def test_of_nothing_known_the_loss_is_0_and_asks_nothing() -> None:
+    pred = torch.randn(2, 3, 4, requires_grad=True)
+    loss = KnownValues(loss=MeanSquaredError())(pred, torch.full((2, 3, 4), torch.nan), None)
+    loss.backward()
+    assert float(loss.detach()) == 0 and pred.grad is not None and not pred.grad.any()

@@ -1,12 +1,16 @@
 """The pixel target against plain arithmetic in float64."""
 
+import warnings
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from mae.layers.patch_embed import patchify
-from mae.targets.pixels import PixelTarget, patch_statistics
+from mae.targets.pixels import PixelTarget, known_patch_statistics, patch_statistics
 
 
 def standardised_by_loops(patches: Tensor) -> Tensor:
@@ -78,3 +82,27 @@ def test_plain_pixels_have_no_deviation() -> None:
 def test_the_picture_is_the_image_itself() -> None:
     images = torch.randn(1, 3, 8, 8)
     assert PixelTarget(patch_size=(4, 4)).picture(images) is images
+
+
+def test_missing_pixels_are_no_part_of_a_patch() -> None:
+    images = torch.randn(2, 3, 8, 8) * 3 + 5
+    images[torch.rand(2, 3, 8, 8) < 0.3] = torch.nan
+    images[0, :, :4, :4] = torch.nan
+    patches = patchify(images, (4, 4))
+    values = patches.double().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's on the patch of which nothing is known
+        mean, variance = (of(values, axis=-1, keepdims=True) for of in (np.nanmean, partial(np.nanvar, ddof=1)))
+    expected = (values - mean) / np.sqrt(variance + 1e-6)
+    found = PixelTarget(patch_size=(4, 4), may_miss=True)(images)
+    assert torch.equal(found.isnan(), patches.isnan())
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_all_pixels_there_the_statistics_are_the_usual_ones() -> None:
+    patches = torch.randn(2, 5, 12) * 3 + 5
+    for ours, usual in zip(known_patch_statistics(patches), patch_statistics(patches), strict=True):
+        assert_close(ours, usual)
+    lonely = torch.full((1, 1, 12), torch.nan)
+    lonely[0, 0, 3] = 7
+    assert [float(value) for value in known_patch_statistics(lonely)] == [7, pytest.approx(1e-3)]

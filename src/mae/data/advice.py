@@ -43,9 +43,13 @@ MOSTLY_SMALL = 0.5
 EXTREME = 0.05
 """Share of very long images of which a crop shows a small part."""
 
+MOSTLY_MISSING = 0.5
+"""Share of values without data from which more of a batch is empty than not."""
+
 MIXED = 0.1
 """Share of images with other than the usual number of channels: photographs hold a few grey ones."""
 
+_SHOWN = 3
 _Level = Literal["ok", "note", "warn", "stop"]
 
 
@@ -57,13 +61,11 @@ def data_findings(report: DataReport) -> list[Finding]:
 
     Returns:
         A finding for each check, in the order of reading: the files, their values, what a run makes of them, copies.
-        Checks of values are left out where no image is finite.
     """
-    found = [_images(report), _unreadable(report), _finite(report), _kinds(report), *_sizes(report)]
-    if report.channels:
-        found += [_saturation(report), _range(report), _statistics(report), _empty_channels(report), _plain(report)]
-        found += [_copies(report, report.duplicates, "duplicates", "hold the same pixels as another")]
-        found += [_copies(report, report.near_duplicates, "near duplicates", "show nearly what another shows")]
+    found = [_images(report), _unreadable(report), _finite(report), _gaps(report), _kinds(report), *_sizes(report)]
+    found += [_saturation(report), _range(report), _statistics(report), _empty_channels(report), _plain(report)]
+    found += [_copies(report, report.duplicates, "duplicates", "hold the same pixels as another")]
+    found += [_copies(report, report.near_duplicates, "near duplicates", "show nearly what another shows")]
     return found
 
 
@@ -84,14 +86,29 @@ def _unreadable(report: DataReport) -> Finding:
 
 
 def _finite(report: DataReport) -> Finding:
-    advice = "fill missing values before training, as with the mean of the channel, or take these images out"
+    advice = "where NaN stands for no data give --no-data nan; else repair these images or take them out"
     if report.not_finite:
-        value = f"NaN or infinite values in {_share(report.not_finite, report.looked_at)}"
-        return Finding(name="finite values", level="stop", value=value, advice=advice)
-    if report.refused:
-        value = f"NaN or infinite values in {_share(report.refused, report.looked_at)}, which are passed over"
+        value = f"NaN or infinite values in {_share(report.not_finite, report.looked_at)}, which are passed over"
         return Finding(name="finite values", level="warn", value=value, advice=advice)
     return Finding(name="finite values", level="ok", value="all")
+
+
+def _gaps(report: DataReport) -> Finding:
+    """Values that stand for no measurement: told to the run, or marked in files and trained on as they are."""
+    if report.no_data is None:
+        if not report.marked:
+            return Finding(name="no data", level="ok", value="no file marks values as such")
+        value = f"files mark {', '.join(report.marked[:_SHOWN])} as no data; here it counts as a measurement"
+        advice = f"leave such values out of statistics and loss: --no-data {report.marked[0]}"
+        return Finding(name="no data", level="warn", value=value, advice=advice)
+    value = f"{report.missing:.1%} of the values are {report.no_data}, and left out of statistics and loss"
+    if report.missing == 0:
+        advice = "check --no-data: a value that never occurs marks nothing"
+        return Finding(name="no data", level="warn", value=value, advice=advice)
+    if report.missing > MOSTLY_MISSING:
+        advice = "little is left to learn from: take out the emptiest images"
+        return Finding(name="no data", level="warn", value=value, advice=advice)
+    return Finding(name="no data", level="ok", value=value)
 
 
 def _kinds(report: DataReport) -> Finding:

@@ -1,6 +1,6 @@
 """From the bytes of an image file to its pixels, safely: content is sniffed, sizes are checked before decoding.
 
-The format is told by the first bytes, never by the file's name, and only five formats are ever tried. Pillow's
+The format is told by the first bytes, never by the file's name, and only six formats are ever tried. Pillow's
 format classes are called directly rather than through `Image.open`: that only reads the header, so this module's
 own limits decide, and Pillow's global limit with its warning is neither needed nor touched.
 """
@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from mae.data import tiff
+from mae.data import npy, tiff
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes, check_size, upright
 
 HEADER_BYTES = 16
@@ -43,7 +43,7 @@ _UINT8, _UINT16, _FLOAT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np
 
 
 def recognise(head: bytes, *, name: str) -> str:
-    """The format of a file that starts with `head`: JPEG, PNG, WebP, TIFF or BMP.
+    """The format of a file that starts with `head`: JPEG, PNG, WebP, TIFF, BMP or NPY.
 
     Raises:
         UnreadableImage: none of them.
@@ -58,27 +58,27 @@ def recognise(head: bytes, *, name: str) -> str:
         return "TIFF"
     if head.startswith(b"BM"):
         return "BMP"
-    raise UnreadableImage(f"{name} starts with {head[:8]!r}; expected a JPEG, PNG, WebP, TIFF or BMP image")
+    if head.startswith(npy.MAGIC):
+        return "NPY"
+    raise UnreadableImage(f"{name} starts with {head[:8]!r}; expected a JPEG, PNG, WebP, TIFF, BMP or NPY image")
 
 
 def decode(data: bytes, *, name: str) -> np.ndarray:
     """The pixels of an image file's first frame, `[H, W, C]`, upright.
 
-    C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF of n bands; alpha is
-    composited over white. Values are uint8, uint16 (grey PNG and any TIFF of 16 bits) or float32 (raw values of
-    32-bit integers and floats). Colour PNGs of 16 bits are read as their high bytes.
+    C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF or NPY of n bands; alpha is
+    composited over white. Values are uint8, uint16 (grey PNG and any TIFF and NPY of 16 bits) or float32 (raw values
+    of signed and 32-bit integers and floats, which may be NaN or infinite). Colour PNGs of 16 bits are read as their
+    high bytes.
 
     Args:
         data: the file's content.
         name: the file's name for messages.
 
     Raises:
-        UnreadableImage: another format, a size over the limits, truncated, broken, or values that are not finite.
+        UnreadableImage: another format, a size over the limits, truncated or broken.
     """
-    pixels = _guarded(_decode, data, name)
-    if pixels.dtype == _FLOAT32 and not np.isfinite(pixels).all():
-        raise UnreadableImage(f"{name} holds NaN or infinite values; expected finite ones")
-    return pixels
+    return _guarded(_decode, data, name)
 
 
 def probe(data: bytes, *, name: str) -> ImageInfo:
@@ -144,7 +144,10 @@ def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
 
 
 def _decode(data: bytes, name: str) -> np.ndarray:
-    if recognise(data[:HEADER_BYTES], name=name) == "TIFF":
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "NPY":
+        return npy.read(data, name=name)
+    if kind == "TIFF":
         with tiff.first_page(data, name=name) as page:
             if not tiff.pillow_is_faithful(page):
                 return tiff.read(page, data=data, name=name)
@@ -156,7 +159,10 @@ def _decode(data: bytes, name: str) -> np.ndarray:
 
 
 def _probe(data: bytes, name: str) -> ImageInfo:
-    if recognise(data[:HEADER_BYTES], name=name) == "TIFF":
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "NPY":
+        return npy.info(data, name=name)
+    if kind == "TIFF":
         with tiff.first_page(data, name=name) as page:
             return tiff.info(page, name=name)
     with _opened(data, name=name) as image:

@@ -18,7 +18,12 @@ from mae.data.decoding import HEADER_BYTES, decode, probe, recognise
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes
 from mae.errors import UsageError
 
-EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp")
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".npy")
+
+NAMES_FILE = "channels.txt"
+"""Beside the images: a name a line for each channel of theirs, in order."""
+
+_MAX_NAMES_BYTES, _MAX_NAMES, _MAX_NAME = 1 << 16, 1024, 100
 _MAX_LINE = 1 << 16
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -28,7 +33,8 @@ _READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class FileSource:
     """Image files below a folder; `names` are paths relative to it, with `/`.
 
-    `sizes` in bytes and `times` of the last change in nanoseconds are those at opening.
+    `sizes` in bytes and `times` of the last change in nanoseconds are those at opening; `channels` are the names in the
+    folder's `channels.txt`.
     """
 
     name: str
@@ -37,6 +43,7 @@ class FileSource:
     names: Names
     sizes: np.ndarray
     times: np.ndarray
+    channels: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,7 +58,7 @@ class FileSource:
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return probe(self._read(index), name=self.item_name(index))
+        return _named(probe(self._read(index), name=self.item_name(index)), self.channels)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
@@ -80,6 +87,8 @@ class FileSource:
 class ZipSource:
     """Image members of a zip archive; `table` has a row for each member: offset, packed, size, crc, method.
 
+    `channels` are the names in the `channels.txt` at its top.
+
     The archive is opened anew for each read. That costs 20 us, and leaves no open file or position that worker
     processes or threads could share.
     """
@@ -89,6 +98,7 @@ class ZipSource:
     path: Path
     names: Names
     table: np.ndarray
+    channels: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -103,7 +113,7 @@ class ZipSource:
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return probe(self._read(index), name=self.item_name(index))
+        return _named(probe(self._read(index), name=self.item_name(index)), self.channels)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
@@ -202,7 +212,41 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
         names=Names(paths),
         sizes=np.array(sizes, dtype=np.int64),
         times=np.array(times, dtype=np.int64),
+        channels=names_beside(root),
     )
+
+
+def names_beside(folder: Path) -> tuple[str, ...] | None:
+    """The channels' names in a folder's `channels.txt`; None where there is none.
+
+    Raises:
+        UsageError: it does not hold a name of its own a line, or is too large for that.
+    """
+    path = folder / NAMES_FILE
+    if _status(path) is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return _channel_names(file.read(_MAX_NAMES_BYTES + 1), name=str(path))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _channel_names(data: bytes, *, name: str) -> tuple[str, ...]:
+    lines = data.decode("utf-8-sig", "replace").splitlines() if len(data) <= _MAX_NAMES_BYTES else []
+    names = tuple(line.strip() for line in lines if line.strip())
+    short = all(len(each) <= _MAX_NAME and "," not in each for each in names)
+    if not short or len(set(names)) < len(names) or not 0 < len(names) <= _MAX_NAMES:
+        raise UsageError(
+            f"{name} does not name channels; expected a line each, up to {_MAX_NAMES:,} different names of at most "
+            f"{_MAX_NAME} characters, without commas"
+        )
+    return names
+
+
+def _named(info: ImageInfo, names: tuple[str, ...] | None) -> ImageInfo:
+    """With the names that stand beside the images, which go before those in the files; not for other kinds of files."""
+    return info if names is None or len(names) != info.channels else replace(info, names=names)
 
 
 def open_zip(path: Path, *, name: str) -> ZipSource:
@@ -215,7 +259,9 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
         with zipfile.ZipFile(path) as archive:
             named = [member for member in archive.infolist() if member.filename]
             members = sorted((member for member in named if not member.is_dir()), key=lambda member: member.filename)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            channels = _names_in(archive, [member.filename for member in members], name=name)
+    # Reading a member may raise zlib's own error.
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
     images = [member for member in members if _is_visible(member.filename) and _is_image(member.filename)]
     _check_any(images, [m.filename for m in members if _is_visible(m.filename)], name=name)
@@ -231,7 +277,18 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
         path=path,
         names=Names(member.filename for member in images),
         table=np.array(table, dtype=np.int64),
+        channels=channels,
     )
+
+
+def _names_in(archive: zipfile.ZipFile, members: Sequence[str], *, name: str) -> tuple[str, ...] | None:
+    """The channels' names at the top of an archive, or of its one folder."""
+    found = [member for member in members if member.split("/")[-1] == NAMES_FILE and member.count("/") <= 1]
+    if not found:
+        return None
+    shallowest = min(found, key=lambda member: member.count("/"))
+    with archive.open(shallowest) as file:
+        return _channel_names(file.read(_MAX_NAMES_BYTES + 1), name=f"{name}/{shallowest}")
 
 
 def _walk(root: Path) -> Iterator[tuple[str, int, int]]:

@@ -14,17 +14,18 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from mae.data.base import Source
-from mae.data.decoding import conform
+from mae.data.forms import Form, choose_channels
 from mae.data.limits import ImageInfo, UnreadableImage
 from mae.data.moments import Moments, join, moments_of, no_moments
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 from mae.randomness import permutation
 
 _SURVEYED = 256
 _CHUNK = 64
 _STATISTICS_SEED = 0
 _SHOWN = 5
-_SIZE_RANK = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32))
+_FLOAT32 = np.dtype(np.float32)
+_SIZE_RANK = (np.dtype(np.uint8), np.dtype(np.uint16), _FLOAT32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +54,10 @@ class ImageSet:
     Attributes:
         name: the source's name.
         channels: C of every image.
-        dtype: the type the files hold; images are given as uint8, or as float32 for the other two.
+        channel_names: what they are called, in order; None where nothing names them.
+        no_data: what stands for no measurement in the files, as text; such values are NaN in the images. None: nothing.
+        dtype: the type the files hold; images are given as uint8, or as float32 for the other two. float32 where values
+            may be missing; whole numbers are then scaled to [0, 1].
         readable: the numbers of the images that are not known to be broken since the set was opened.
     """
 
@@ -61,18 +65,21 @@ class ImageSet:
         self,
         *,
         source: Source,
-        channels: int,
-        dtype: np.dtype,
+        form: Form,
+        channel_names: tuple[str, ...] | None,
+        no_data: str | None,
         decoded: _Decoded | None,
         broken: dict[int, str],
         sizes: np.ndarray,
         ledger: "_Ledger",
     ) -> None:
         self.name = source.name
-        self.channels = channels
-        self.dtype = dtype
+        self.channels = form.channels
+        self.channel_names = channel_names
+        self.no_data = no_data
+        self.dtype = form.dtype
         self.readable: Int64[Tensor, " n"] = torch.from_numpy(_without(len(source), broken))
-        self._source = source
+        self._source, self._form = source, form
         self._decoded = decoded
         self._broken = broken
         self._sizes = sizes
@@ -92,7 +99,7 @@ class ImageSet:
         return list(self._ledger.messages)
 
     def get(self, index: int) -> UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]:
-        """One image: uint8 0..255; float32 in [0, 1] for 16-bit data; float32 raw values for the rest.
+        """One image: uint8 0..255; float32 in [0, 1] for 16-bit data; float32 raw values for the rest; NaN: no data.
 
         The uint8 tensor may be a view of shared memory: do not write to it.
 
@@ -104,7 +111,7 @@ class ImageSet:
                 raise UnreadableImage(self._broken[index])
             pixels = self._decoded.image(index)
         else:
-            pixels = _load(self._source, index, self.channels, self.dtype)
+            pixels = _load(self._source, index, self._form)
         if self.dtype == np.uint16:
             pixels = pixels.astype(np.float32)
             pixels /= np.float32(65535)
@@ -145,7 +152,7 @@ class ImageSet:
             for moments in pool.map(self._moments, chosen):
                 total = join(total, moments)
         count, mean, squares = total
-        deviation = np.sqrt(squares / max(count, 1))
+        deviation = np.sqrt(squares / np.maximum(count, 1))
         # A constant channel's mean is off by a rounding error, and so is its deviation from zero.
         varies = deviation > 1e-12 * np.abs(mean)
         if not varies.any():
@@ -169,6 +176,8 @@ class ImageSet:
 
     def _made_of(self, source: str) -> str:
         made = f"{source} {self.channels} {self.dtype}"
+        if self._form.picked is not None or self.no_data is not None:
+            made += f" {self._form.picked} {self.no_data}"
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
     def _moments(self, index: int) -> Moments:
@@ -203,6 +212,8 @@ def load_images(
     source: Source,
     *,
     in_chans: int | None,
+    channels: Sequence[str] | None = None,
+    no_data: str | None = None,
     max_unreadable: float = 0.001,
     memory_limit: int | None = None,
 ) -> ImageSet:
@@ -211,26 +222,28 @@ def load_images(
     Args:
         source: where the images are.
         in_chans: channels of every image; None takes what most of the files have, and 3 where grey and colour mix.
+        channels: which of them by name, in order; None: all. Where nothing names them, these are their names.
+        no_data: the value that stands for no measurement, a number or `nan`; None: every value is one.
         max_unreadable: share of the files, 0 to 1, that may be unreadable.
         memory_limit: bytes that decoded images may take; never more than a quarter of the free memory is used.
 
     Raises:
+        UsageError: a channel of a name that is not there, or fewer or more names than `in_chans`.
         MAEError: more unreadable files than allowed, or no readable one.
     """
     ledger = _Ledger(name=source.name, total=len(source), max_unreadable=max_unreadable)
     survey = _survey(source)
-    channels = _common_channels(survey.infos) if in_chans is None else in_chans
-    dtype = max((info.dtype for info in survey.infos), key=_SIZE_RANK.index)
+    form, names = _settled(survey.infos, in_chans, channels, no_data, name=source.name)
     sizes = np.array([(info.height, info.width) for info in survey.infos])
     free = psutil.virtual_memory().available // 4
     limit = free if memory_limit is None else min(memory_limit, free)
-    estimate = int(sizes.prod(axis=1).mean() * channels * dtype.itemsize * len(source))
+    estimate = int(sizes.prod(axis=1).mean() * form.channels * form.dtype.itemsize * len(source))
     broken: dict[int, str] = {}
-    decoded = _decode_all(source, channels, dtype, broken, ledger, limit) if estimate < limit else None
+    decoded = _decode_all(source, form, broken, ledger, limit) if estimate < limit else None
     if decoded is None:
         # By loading them, so that the message is the one a training step will meet, and counts once.
         for index in survey.broken:
-            _attempt(source, index, channels, dtype, broken)
+            _attempt(source, index, form, broken)
         ledger.add(broken.values())
         ledger.check()
     else:
@@ -238,7 +251,14 @@ def load_images(
     if len(broken) == len(source):
         raise MAEError(f"{source.name}: none of {len(source):,} images could be read")
     return ImageSet(
-        source=source, channels=channels, dtype=dtype, decoded=decoded, broken=broken, sizes=sizes, ledger=ledger
+        source=source,
+        form=form,
+        channel_names=names,
+        no_data=no_data,
+        decoded=decoded,
+        broken=broken,
+        sizes=sizes,
+        ledger=ledger,
     )
 
 
@@ -275,32 +295,68 @@ def _common_channels(infos: Sequence[ImageInfo]) -> int:
     return 3 if most == 1 and found[3] else most
 
 
-def _load(source: Source, index: int, channels: int, dtype: np.dtype) -> np.ndarray:
-    image = conform(source.load(index), channels=channels, dtype=dtype, name=source.item_name(index))
+def _names(infos: Sequence[ImageInfo], *, name: str) -> tuple[str, ...] | None:
+    """What the channels are called; None where nothing says it. Files of another number of channels have no say."""
+    named = Counter(info.names for info in infos if info.names is not None)
+    if not named:
+        return None
+    names = named.most_common(1)[0][0]
+    others = [info.names for info in infos if info.channels == len(names) and info.names != names]
+    if not others:
+        return names
+    other = "without names" if others[0] is None else ", ".join(others[0])
+    raise UsageError(
+        f"{name}: the channels are {', '.join(names)} in some files, {other} in others; give those with the same ones, "
+        "or name them all in one channels.txt beside the images"
+    )
+
+
+def _settled(
+    infos: Sequence[ImageInfo], in_chans: int | None, wanted: Sequence[str] | None, no_data: str | None, *, name: str
+) -> tuple[Form, tuple[str, ...] | None]:
+    """What all images are brought to, and the names of the channels that they then have."""
+    if wanted is not None and in_chans not in (None, len(wanted)):
+        raise UsageError(f"{name}: {in_chans} channels are asked for and {len(wanted)} are named; expected as many")
+    found = _names(infos, name=name)
+    names, picked = choose_channels(found, wanted, name=name)
+    if in_chans is None:
+        in_chans = _common_channels(infos) if names is None else len(names)
+    dtype = max((info.dtype for info in infos), key=_SIZE_RANK.index)
+    form = Form(
+        channels=in_chans,
+        dtype=dtype if no_data is None else _FLOAT32,
+        picked=picked,
+        found=len(found or ()),
+        missing=None if no_data is None else float(no_data),
+        integers=dtype.kind == "u",
+    )
+    return form, names if names is not None and len(names) == in_chans else None
+
+
+def _load(source: Source, index: int, form: Form) -> np.ndarray:
+    image = form.of(source.load(index), name=source.item_name(index))
     return image if image.flags.writeable else image.copy()  # torch warns of arrays it may not write to
 
 
-def _attempt(source: Source, index: int, channels: int, dtype: np.dtype, broken: dict[int, str]) -> np.ndarray | None:
+def _attempt(source: Source, index: int, form: Form, broken: dict[int, str]) -> np.ndarray | None:
     """The image; None, and a message in `broken`, if it cannot be used."""
     try:
-        return _load(source, index, channels, dtype)
+        return _load(source, index, form)
     except UnreadableImage as error:
         broken[index] = str(error)
         return None
 
 
-def _decode_all(
-    source: Source, channels: int, dtype: np.dtype, broken: dict[int, str], ledger: "_Ledger", limit: int
-) -> _Decoded | None:
+def _decode_all(source: Source, form: Form, broken: dict[int, str], ledger: "_Ledger", limit: int) -> _Decoded | None:
     """All images; None if they turn out to need more than `limit` bytes. What cannot be read goes into `broken`."""
-    nothing = np.empty((0, 0, 0), dtype)
+    nothing = np.empty((0, 0, 0), form.dtype)
     shapes: list[tuple[int, ...]] = []
     pieces: list[np.ndarray] = []
     num_bytes = 0
     with ThreadPoolExecutor(_threads()) as pool:
         for start in range(0, len(source), _CHUNK):
             numbers = range(start, min(start + _CHUNK, len(source)))
-            results = list(pool.map(lambda index: _attempt(source, index, channels, dtype, broken), numbers))
+            results = list(pool.map(lambda index: _attempt(source, index, form, broken), numbers))
             ledger.add(broken[number] for number in numbers if number in broken)
             ledger.check()
             images = [nothing if result is None else result for result in results]

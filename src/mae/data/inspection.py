@@ -21,7 +21,7 @@ from mae.data.base import pixel_digest
 from mae.data.copies import Copies, copies, near, outline, same
 from mae.data.crops import Crops, one_thread
 from mae.data.images import ImageSet
-from mae.data.limits import UnreadableImage
+from mae.data.limits import ImageInfo, UnreadableImage
 from mae.data.loaders import normalise
 from mae.data.moments import Moments, join, moments_of, no_moments
 from mae.errors import MAEError, UsageError
@@ -37,7 +37,7 @@ NEARLY_CONSTANT = 0.03
 """Deviation of an image as a share of the set's: 2 of 255 levels among photographs, as of a dark frame's noise."""
 
 _SHOWN = 3
-_NOT_FINITE = "holds NaN or infinite values"  # as `decode` words it
+_NOT_FINITE = "infinite values; expected finite ones"  # as `Form` words it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +109,15 @@ class DataReport:
         looked_at: how many were looked at.
         unreadable: how many of those could not be read.
         messages: what was wrong with the first few.
-        refused: how many of the unreadable hold NaN or infinite values.
-        not_finite: how many others hold them too, and would reach the model.
+        not_finite: how many of the unreadable hold NaN or infinite values.
         kinds: types and channels of the files, most frequent first; without those whose header cannot be read.
         dtype: the type they are brought to.
+        no_data: the value that stands for no measurement, as the run was told; None: it was told none.
+        missing: share of values, 0 to 1, that are such; each image counts alike.
+        marked: values that files themselves name as such, most frequent first.
         img_size: height and width of the crops in pixels.
         sizes: of the readable images.
-        channels: each channel; none if no image is finite.
+        channels: each channel.
         constant: how many images hold one value a channel.
         nearly_constant: how many others deviate by less than `NEARLY_CONSTANT` of the set's deviation.
         duplicates: images of the same pixels.
@@ -128,10 +130,12 @@ class DataReport:
     looked_at: int
     unreadable: int
     messages: tuple[str, ...]
-    refused: int
     not_finite: int
     kinds: tuple[Kind, ...]
     dtype: str
+    no_data: str | None
+    missing: float
+    marked: tuple[str, ...]
     img_size: tuple[int, int]
     sizes: Sizes
     channels: tuple[Channel, ...]
@@ -194,10 +198,11 @@ def inspect_images(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Contents:
-    """Of an image that is finite; arrays hold a number a channel."""
+    """Of an image that can be read; arrays hold a number a channel."""
 
     digest: int
     outline: int
+    missing: float
     smallest: np.ndarray
     largest: np.ndarray
     low: np.ndarray
@@ -208,10 +213,10 @@ class _Contents:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Seen:
-    """One image; `problem` is what keeps it from being read, `contents` is None where it is not finite."""
+    """One image; `problem` is what keeps it from being read, and then it has no `contents`."""
 
     number: int
-    kind: tuple[str, int] | None = None
+    info: ImageInfo | None = None
     size: tuple[int, int] = (0, 0)
     problem: str = ""
     contents: _Contents | None = None
@@ -220,39 +225,39 @@ class _Seen:
 def _look(images: ImageSet, number: int, shown: Callable[[], Tensor]) -> _Seen:
     try:
         image = images.get(number)
-        size, kind = (image.shape[1], image.shape[2]), _kind(images, number)
-        if not torch.isfinite(image).all():
-            return _Seen(number=number, kind=kind, size=size)
-        return _Seen(number=number, kind=kind, size=size, contents=_contents(images, image, shown()))
+        size, info = (image.shape[1], image.shape[2]), _info(images, number)
+        return _Seen(number=number, info=info, size=size, contents=_contents(images, image, shown()))
     except UnreadableImage as error:
         return _Seen(number=number, problem=str(error))
 
 
-def _kind(images: ImageSet, number: int) -> tuple[str, int] | None:
+def _info(images: ImageSet, number: int) -> ImageInfo | None:
     try:
-        info = images.probe(number)
+        return images.probe(number)
     except UnreadableImage:
         return None  # decoded when the set was opened, and gone from the disk since
-    return str(info.dtype), info.channels
 
 
 def _contents(
     images: ImageSet, image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], crop: Float32[Tensor, "C H W"]
 ) -> _Contents:
+    whole, pixels = moments_of(image), image.permute(1, 2, 0).numpy()  # as they lie in memory
+    digest, missing = int.from_bytes(pixel_digest([pixels]), "little"), image.isnan()
+    image = torch.where(missing, torch.from_numpy(whole[1]).to(image)[:, None, None], image)
     smallest, largest = image.amin(dim=(1, 2)).numpy(), image.amax(dim=(1, 2)).numpy()
     top = 255 if image.dtype == torch.uint8 else 1
     bounded = images.dtype.kind == "u"
     pixels_each = image.shape[1] * image.shape[2]
     low, high = (bounded * (image == end).sum(dim=(1, 2)).numpy() / pixels_each for end in (0, top))
-    pixels = image.permute(1, 2, 0).numpy()  # as they lie in memory
     return _Contents(
-        digest=int.from_bytes(pixel_digest([pixels]), "little"),
+        digest=digest,
         outline=outline(image),
+        missing=float(missing.double().mean()),
         smallest=smallest / top,
         largest=largest / top,
         low=low,
         high=high,
-        whole=moments_of(image),
+        whole=whole,
         crop=moments_of(crop),
     )
 
@@ -270,10 +275,12 @@ def _shown(
 def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int]) -> DataReport:
     problems = [seen.problem for seen in found if seen.problem]
     read = [seen for seen in found if not seen.problem]
-    finite = [(seen.number, seen.contents) for seen in read if seen.contents is not None]
-    numbers, contents = [number for number, _ in finite], [of for _, of in finite]
+    seen_whole = [(seen.number, seen.contents) for seen in read if seen.contents is not None]
+    numbers, contents = [number for number, _ in seen_whole], [of for _, of in seen_whole]
     constant, nearly = _plain(contents, images.channels)
-    kinds = Counter(seen.kind for seen in read if seen.kind is not None)
+    infos = [seen.info for seen in read if seen.info is not None]
+    kinds = Counter((str(info.dtype), info.channels) for info in infos)
+    marked = Counter(info.no_data for info in infos if info.no_data is not None)
     duplicates, near_duplicates = _copies(images, numbers, contents, ~(constant | nearly))
     return DataReport(
         name=images.name,
@@ -281,13 +288,15 @@ def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int])
         looked_at=len(found),
         unreadable=len(problems),
         messages=tuple(problems[:_SHOWN]),
-        refused=sum(_NOT_FINITE in problem for problem in problems),
-        not_finite=len(read) - len(finite),
+        not_finite=sum(_NOT_FINITE in problem for problem in problems),
         kinds=tuple(Kind(dtype=dtype, channels=many, images=n) for (dtype, many), n in kinds.most_common()),
         dtype=str(images.dtype),
+        no_data=images.no_data,
+        missing=float(np.mean([of.missing for of in contents])),
+        marked=tuple(value for value, _ in marked.most_common()),
         img_size=img_size,
         sizes=_sizes(np.array([seen.size for seen in read]), img_size),
-        channels=_channels(contents, bounded=images.dtype.kind == "u") if contents else (),
+        channels=_channels(contents, bounded=images.dtype.kind == "u"),
         constant=int(constant.sum()),
         nearly_constant=int(nearly.sum()),
         duplicates=duplicates,
@@ -310,9 +319,9 @@ def _sizes(sizes: Int64[np.ndarray, "n 2"], img_size: tuple[int, int]) -> Sizes:
 def _plain(contents: Sequence[_Contents], channels: int) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Which images hold one value a channel, and which others nearly do in every channel."""
     count, _, squares = reduce(join, (of.whole for of in contents), no_moments(channels))
-    whole = np.sqrt(squares / max(count, 1))
+    whole = np.sqrt(squares / np.maximum(count, 1))
     constant = np.array([(of.smallest == of.largest).all() for of in contents], dtype=bool)
-    deviations = [np.sqrt(of.whole[2] / of.whole[0]) for of in contents]
+    deviations = [np.sqrt(of.whole[2] / np.maximum(of.whole[0], 1)) for of in contents]
     nearly = np.array([(deviation <= NEARLY_CONSTANT * whole).all() for deviation in deviations], dtype=bool)
     return constant, nearly & ~constant
 
@@ -323,10 +332,12 @@ def _channels(contents: Sequence[_Contents], *, bounded: bool) -> tuple[Channel,
         np.min([of.smallest for of in contents], axis=0),
         np.max([of.largest for of in contents], axis=0),
     )
-    means = np.stack([of.crop[1] for of in contents])
-    mean = means.mean(axis=0)
-    # Each crop's part in the variance about the common mean; all crops have as many pixels.
-    spreads = np.stack([of.crop[2] / of.crop[0] for of in contents]) + (means - mean) ** 2
+    counts, means, squares = (np.stack(part) for part in zip(*(of.crop for of in contents), strict=True))
+    weights = counts / np.maximum(counts.mean(axis=0), 1)  # crops have as many pixels, but for those without data
+    mean = (weights * means).mean(axis=0)
+    means = np.where(counts > 0, means, mean)
+    # Each crop's part in the variance about the common mean.
+    spreads = weights * (squares / np.maximum(counts, 1) + (means - mean) ** 2)
     std = np.sqrt(spreads.mean(axis=0))
     mean_error, spread_error = (_standard_error(each) for each in (means, spreads))
     return tuple(

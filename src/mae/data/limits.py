@@ -17,12 +17,23 @@ class UnreadableImage(MAEError):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """What an image will be once decoded, in pixels after its EXIF orientation was applied."""
+    """What an image will be once decoded, in pixels after its EXIF orientation was applied.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        channels: how many.
+        dtype: uint8, uint16 or float32.
+        names: of the channels in order; None where nothing names them.
+        no_data: the value that the file says stands for no measurement, as text; None where it says none.
+    """
 
     height: int
     width: int
     channels: int
     dtype: np.dtype
+    names: tuple[str, ...] | None = None
+    no_data: str | None = None
 
     @property
     def num_bytes(self) -> int:

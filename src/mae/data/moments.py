@@ -7,17 +7,17 @@ from torch import Tensor
 _VALUES = 1 << 20
 """Numbers looked at in one go: in 64 bits a whole image of 64 million pixels would take gigabytes."""
 
-Moments = tuple[int, np.ndarray, np.ndarray]
-"""Number of pixels, and mean and sum of squared deviations of each channel `[C]`."""
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Number of values that are not NaN, their mean and sum of squared deviations, of each channel `[C]`."""
 
 
 def no_moments(channels: int) -> Moments:
     """Those of no pixels."""
-    return 0, np.zeros(channels), np.zeros(channels)
+    return np.zeros(channels, dtype=np.int64), np.zeros(channels), np.zeros(channels)
 
 
 def moments_of(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Moments:
-    """The moments of an image's channels; uint8 counts as [0, 1], and its sums are exact."""
+    """The moments of an image's channels; uint8 counts as [0, 1], and its sums are exact. NaN is passed over."""
     pixels = image.numpy()
     channels, height, width = pixels.shape
     rows = max(1, _VALUES // max(width * channels, 1))
@@ -30,9 +30,13 @@ def moments_of(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Mome
     total = no_moments(channels)
     for block in blocks:
         values = block.reshape(channels, -1).astype(np.float64)
-        mean = values.mean(axis=1)
+        known = ~np.isnan(values)
+        number = known.sum(axis=1)
+        values[~known] = 0
+        mean = values.sum(axis=1) / np.maximum(number, 1)
         values -= mean[:, None]
-        total = join(total, (values.shape[1], mean, (values**2).sum(axis=1)))
+        values[~known] = 0
+        total = join(total, (number, mean, (values**2).sum(axis=1)))
     return total
 
 
@@ -42,15 +46,14 @@ def join(first: Moments, second: Moments) -> Moments:
     Chan's rule: sums of squares about the mean are joined without cancellation.
     """
     total = first[0] + second[0]
-    if total == 0:
-        return first
     shift = second[1] - first[1]
-    mean = first[1] + shift * (second[0] / total)
-    return total, mean, first[2] + second[2] + shift**2 * (first[0] * second[0] / total)
+    share = second[0] / np.maximum(total, 1)
+    mean = first[1] + shift * share
+    return total, mean, first[2] + second[2] + shift**2 * first[0] * share
 
 
 def _of_counts(counts: np.ndarray) -> Moments:
-    number, levels = int(counts[0].sum()), np.arange(256)
+    number, levels = counts.sum(axis=1), np.arange(256)
     mean = (counts @ levels) / number
     squares = (counts * (levels - mean[:, None]) ** 2).sum(axis=1)
     return number, mean / 255, squares / 255**2

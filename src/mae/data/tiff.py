@@ -4,7 +4,10 @@ Only the first page of a file is read. `tifffile` is imported inside the functio
 start of the program and most data sets hold no TIFF.
 """
 
+import html
 import io
+import logging
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +31,10 @@ _OLD_JPEG = 6
 _LZW, _PACKBITS, _UNCOMPRESSED = 5, 32773, 1
 _MAX_SEGMENTS = 1 << 20  # strips or tiles: each costs some microseconds
 _MAX_PACKED_BITS = 8 << 20  # bytes; unpacked in Python
+_GDAL_METADATA, _GDAL_NODATA = 42112, 42113
+_UNHEARD = logging.NullHandler()  # keeps words on odd tags, one an image, off the terminal
+_MAX_METADATA = 1 << 20  # characters that are searched for names
+_BAND_NAME = re.compile(r'<Item name="DESCRIPTION" sample="(\d{1,4})" role="description">([^<]{1,100})</Item>')
 
 
 @contextmanager
@@ -39,6 +46,7 @@ def first_page(data: bytes, *, name: str) -> Iterator["TiffPage"]:
     """
     import tifffile
 
+    tifffile.logger().addHandler(_UNHEARD)  # once: the same handler is not added again
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages.first
         check_size(info(page, name=name), name=name)
@@ -60,7 +68,9 @@ def info(page: "TiffPage", *, name: str) -> ImageInfo:
     height, width = page.imagelength, page.imagewidth
     if _orientation(page) >= 5:
         height, width = width, height
-    return ImageInfo(height=height, width=width, channels=_channels(page), dtype=_dtype(page, name=name))
+    channels, dtype = _channels(page), _dtype(page, name=name)
+    names, no_data = _band_names(page, channels), _no_data(page)
+    return ImageInfo(height=height, width=width, channels=channels, dtype=dtype, names=names, no_data=no_data)
 
 
 def pillow_is_faithful(page: "TiffPage") -> bool:
@@ -138,9 +148,9 @@ def _unpacked(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
     room = int(np.prod(page.chunks)) * page.dtype.itemsize
     unpack = _unpack_bits if page.compression == _PACKBITS else _inflate
     page.compression = _UNCOMPRESSED  # what `page.decode` is given below
-    pixels = np.zeros(page.shaped, page.dtype)
+    pixels = np.full(page.shaped, page.nodata, page.dtype)
     for index, (start, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
-        if length == 0:  # GDAL leaves out what is nothing but zeros
+        if length == 0:  # GDAL leaves out what is nothing but zeros or no data
             continue
         values, (plane, _, top, left, _), _ = page.decode(unpack(data[start : start + length], room, name), index)
         if values is not None:
@@ -169,6 +179,19 @@ def _unpack_bits(packed: bytes, room: int, name: str) -> bytes:
             values += packed[at + 1 : at + 2] * (257 - code) if code > 128 else b""
             at += 2 if code > 128 else 1
     return bytes(values)
+
+
+def _band_names(page: "TiffPage", channels: int) -> tuple[str, ...] | None:
+    """What GDAL calls the bands; None unless each has a name of its own."""
+    text = page.tags.valueof(_GDAL_METADATA, "")
+    found = dict(_BAND_NAME.findall(text[:_MAX_METADATA])) if isinstance(text, str) else {}
+    names = [html.unescape(found.get(str(band), "")).strip() for band in range(channels)]
+    return tuple(names) if all(names) and len(set(names)) == channels else None
+
+
+def _no_data(page: "TiffPage") -> str | None:
+    text = page.tags.valueof(_GDAL_NODATA, None)
+    return text.strip("\0 ")[:40] or None if isinstance(text, str) else None
 
 
 def _orientation(page: "TiffPage") -> int:

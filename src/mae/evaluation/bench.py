@@ -78,8 +78,8 @@ class Bench(_Subject):
         return len(self.class_names)
 
     def images(self, part: Part) -> ImageSet:
-        """The images of a part, with the model's number of channels; its `readable` ones are the rows of features."""
-        return self._store.images(self._opened[part], self.extractor.preprocessing.in_chans)
+        """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened[part], self.extractor.preprocessing.reading)
 
     def class_of(self, part: Part) -> Int64[Tensor, " n"]:
         """The class of every image of a part by its number, readable or not."""
@@ -87,7 +87,7 @@ class Bench(_Subject):
 
     def labels(self, part: Part) -> Int64[Tensor, " n"]:
         """The class of each readable image of a part, as rows of its features and of its batches come."""
-        _, numbers = self._store.digests(self._opened[part], self.extractor.preprocessing.in_chans)
+        _, numbers = self._store.digests(self._opened[part], self.extractor.preprocessing.reading)
         return self.class_of(part)[numbers]
 
     def features(self, part: Part, extractor: Extractor | None = None) -> Mapping[str, Tensor]:
@@ -113,9 +113,9 @@ class Bench(_Subject):
 
     def overlap(self) -> list[tuple[int, int]]:
         """Numbers of the training and the test image of each pair with the same pixels."""
-        channels = self.extractor.preprocessing.in_chans
+        reading = self.extractor.preprocessing.reading
         (train, of_train), (test, of_test) = (
-            self._store.digests(self._opened[part], channels) for part in ("train", "test")
+            self._store.digests(self._opened[part], reading) for part in ("train", "test")
         )
         return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
 
@@ -149,8 +149,8 @@ class Gallery(_Subject):
         return Opened(self.source)
 
     def images(self) -> ImageSet:
-        """The images, with the model's number of channels; its `readable` ones are the rows of features."""
-        return self._store.images(self._opened, self.extractor.preprocessing.in_chans)
+        """The images, with the model's channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened, self.extractor.preprocessing.reading)
 
     def facts(self) -> dict[str, Any]:
         """What the source holds, for the record."""

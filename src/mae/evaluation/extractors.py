@@ -29,6 +29,9 @@ PATCHES = "patches"
 Encode = Callable[[Tensor], Tensor | Mapping[str, Tensor]]
 """Normalised images `[B, C, H, W]` to features `[B, D]`, or to several by name, `patches` among them if there are."""
 
+Reading = tuple[int, tuple[str, ...] | None, str | None]
+"""What must be the same for decoded images to serve two extractors: channels, their names, what stands for no data."""
+
 _MAX_RAW_SIDE = 32
 _RANDOM_SEED = 0
 _FEATURE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
@@ -41,6 +44,9 @@ class Preprocessing:
     Attributes:
         img_size: height and width it is cropped to.
         in_chans: channels it must have.
+        channels: which ones by name, in order; None, or images whose channels have no names: those it has, as they lie.
+        no_data: the value in the files that stands for no measurement, a number or `nan`, and is NaN in the images;
+            None: every value is one.
         mean: subtracted from each channel, pixel values in [0, 1] for whole-number images.
         std: what each channel is then divided by.
         crop_share: side of the central crop over the side of the resized image; an image that already has the
@@ -54,6 +60,13 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     crop_share: float = 0.875
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    channels: tuple[str, ...] | None = None
+    no_data: str | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """Channels, their names, and what stands for no data."""
+        return self.in_chans, self.channels, self.no_data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,6 +170,8 @@ def model_extractor(model: MaskedAutoencoder, *, name: str) -> Extractor:
             mean=config.mean,
             std=config.std,
             crop_share=0.875 if max(config.img_size) <= 224 else 1.0,  # the official rule
+            channels=config.channels,
+            no_data=config.no_data,
         ),
         identity=f"{weights_digest(model)} {json.dumps(config.to_json(), sort_keys=True)}",
         model=model.eval(),
@@ -194,9 +209,9 @@ def comparators(extractor: Extractor) -> list[Extractor]:
 
 
 def raw_pixels(images: Tensor) -> Tensor:
-    """The pixels `[B, D]`; a side above 32 pixels is averaged down to 32, as in "tiny images"."""
+    """The pixels `[B, D]`; a side above 32 pixels is averaged down to 32, as in "tiny images"; no data counts as 0."""
     height, width = (min(side, _MAX_RAW_SIDE) for side in images.shape[2:])
-    return adaptive_avg_pool2d(images.float(), (height, width)).flatten(1)
+    return adaptive_avg_pool2d(images.float().nan_to_num(nan=0.0), (height, width)).flatten(1)
 
 
 def weights_digest(module: nn.Module) -> str:

@@ -27,7 +27,7 @@ from mae.data.images import ImageSet, load_images
 from mae.data.loaders import evaluation_batches, normalise
 from mae.data.sources import Source
 from mae.errors import MAEError, UsageError
-from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing, preprocessing_text
+from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing, Reading, preprocessing_text
 from mae.records import read_json, write_json
 
 BATCH_SIZE = 128
@@ -62,22 +62,30 @@ class Opened:
     def __init__(self, source: Source, *, max_unreadable: float = 0.01) -> None:
         self.source = source
         self._max_unreadable = max_unreadable
-        self._images: dict[int, ImageSet] = {}
+        self._images: dict[Reading, ImageSet] = {}
 
     @cached_property
     def version(self) -> str:
         """See `Source.version`; told once, since of a million names it takes seconds."""
         return self.source.version()
 
-    def images(self, in_chans: int) -> ImageSet:
-        """The images with so many channels.
+    def images(self, reading: Reading) -> ImageSet:
+        """The images with these channels.
 
         Raises:
+            UsageError: they have no channel of a name.
             MAEError: too many unreadable files.
         """
-        if in_chans not in self._images:
-            self._images[in_chans] = load_images(self.source, in_chans=in_chans, max_unreadable=self._max_unreadable)
-        return self._images[in_chans]
+        if reading not in self._images:
+            in_chans, channels, no_data = reading
+            self._images[reading] = load_images(
+                self.source,
+                in_chans=in_chans,
+                channels=channels,
+                no_data=no_data,
+                max_unreadable=self._max_unreadable,
+            )
+        return self._images[reading]
 
 
 class FeatureStore:
@@ -102,7 +110,7 @@ class FeatureStore:
         Raises:
             MAEError: too many unreadable files, features that are not finite, or a disk that is full.
         """
-        digests, numbers = self.digests(opened, extractor.preprocessing.in_chans)
+        digests, numbers = self.digests(opened, extractor.preprocessing.reading)
         key = {
             "kind": PATCHES if patches else "pooled",
             "extractor": str(extractor.identity),
@@ -117,32 +125,32 @@ class FeatureStore:
         compute = partial(self._extract, extractor, opened, only_patches=patches)
         return FeatureSet(arrays=_stored(root, key, compute), numbers=numbers)
 
-    def images(self, opened: Opened, in_chans: int) -> ImageSet:
+    def images(self, opened: Opened, reading: Reading) -> ImageSet:
         """The images of a source, each of which was tried once: those that are `readable` really are.
 
         Raises:
             MAEError: too many unreadable files.
         """
-        _, numbers = self.digests(opened, in_chans)
-        images = opened.images(in_chans)
+        _, numbers = self.digests(opened, reading)
+        images = opened.images(reading)
         images.readable = numbers
         return images
 
-    def digests(self, opened: Opened, in_chans: int) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+    def digests(self, opened: Opened, reading: Reading) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
         """`content_digests` of every readable image, and their numbers in the source."""
 
         def compute(folder: Path) -> None:
-            images = opened.images(in_chans)
+            images = opened.images(reading)
             digests, numbers = content_digests(images, images.readable)
             np.save(folder / "digests.npy", digests.numpy())
             np.save(folder / "numbers.npy", numbers.numpy())
 
-        key = {"kind": "content", "data": opened.version, "channels": str(in_chans)}
+        key = {"kind": "content", "data": opened.version, "reading": repr(reading)}
         arrays = _stored(self.folder, key, compute)
         return arrays["digests"], arrays["numbers"]
 
     def _extract(self, extractor: Extractor, opened: Opened, folder: Path, *, only_patches: bool) -> None:
-        images = self.images(opened, extractor.preprocessing.in_chans)
+        images = self.images(opened, extractor.preprocessing.reading)
         count = len(images.readable)
         batches = normalised_batches(images, extractor.preprocessing, device=self.device)
         total = -(-count // BATCH_SIZE)

@@ -10,7 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mae.data.augmentation import central_crop
-from mae.data.decoding import conform, decode
+from mae.data.decoding import conform, decode, probe
+from mae.data.files import names_beside
+from mae.data.forms import Form, choose_channels
 from mae.data.limits import UnreadableImage, check_num_bytes
 from mae.errors import UsageError
 from mae.evaluation.extractors import Extractor, Preprocessing
@@ -51,12 +53,12 @@ class GivenImage:
         return self.pixels.dtype.kind == "u"
 
 
-def given_images(images: Images, *, channels: int) -> list[GivenImage]:
+def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
     """The images in their order.
 
     Args:
-        images: files or pixel values.
-        channels: those of the model; grey becomes colour by replication, colour becomes grey by its luma.
+        images: files or pixel values; of files that name their channels the model's are taken.
+        wanted: the model's channels; grey becomes colour by replication, colour becomes grey by its luma.
 
     Raises:
         UsageError: no image, a file that is not there, other channels, or a tensor of another shape or type.
@@ -66,17 +68,37 @@ def given_images(images: Images, *, channels: int) -> list[GivenImage]:
         named = _from_tensor(images)
     else:
         paths = [images] if isinstance(images, (str, Path)) else images
-        named = [(visible(str(path)), read_image(Path(path))) for path in paths]
+        named = [_picked(Path(path), wanted) for path in paths]
     if not named:
         raise UsageError("no image is given; name one or more image files")
+    channels = wanted.in_chans
     for name, pixels in named:
         found = pixels.shape[2]
         if found != channels and {found, channels} != {1, 3}:
             raise UsageError(f"{name} has {found} channels; the model was trained on images of {channels}")
-    return [
-        GivenImage(name=name, pixels=conform(pixels, channels=channels, dtype=pixels.dtype, name=name))
-        for name, pixels in named
-    ]
+    return [GivenImage(name=name, pixels=_in_form(pixels, wanted, name)) for name, pixels in named]
+
+
+def _picked(path: Path, wanted: Preprocessing) -> tuple[str, np.ndarray]:
+    """A file as text that can be shown, and its pixels: the model's channels by name, where both have names."""
+    name, content = visible(str(path)), _content(path)
+    pixels, names = decode(content, name=name), names_beside(path.parent) or probe(content, name=name).names
+    if names is None or len(names) != pixels.shape[2]:
+        return name, pixels
+    _, places = choose_channels(names, wanted.channels, name=name)
+    return name, pixels if places is None else pixels[..., places]
+
+
+def _in_form(pixels: np.ndarray, wanted: Preprocessing, name: str) -> np.ndarray:
+    if wanted.no_data is None:  # a hole may hide values that are not finite: `crop_image` looks at the others
+        return conform(pixels, channels=wanted.in_chans, dtype=pixels.dtype, name=name)
+    form = Form(
+        channels=wanted.in_chans,
+        dtype=np.dtype(np.float32),
+        missing=float(wanted.no_data),
+        integers=pixels.dtype.kind == "u",
+    )
+    return form.of(pixels, name=name)
 
 
 def _from_tensor(images: Tensor) -> list[tuple[str, np.ndarray]]:
@@ -90,22 +112,21 @@ def _from_tensor(images: Tensor) -> list[tuple[str, np.ndarray]]:
     return [(f"image {number}", pixels) for number, pixels in enumerate(arrays, start=1)]
 
 
-def read_image(path: Path) -> np.ndarray:
-    """The pixels `[H, W, C]` of an image file; see `mae.data.decoding.decode`.
+def _content(path: Path) -> bytes:
+    """The bytes of an image file.
 
     Raises:
         UsageError: no such file.
-        UnreadableImage: the file cannot be read, is no whole image, or is over the limits.
+        UnreadableImage: the file cannot be read, or is too large.
     """
     name = visible(str(path))
     if not path.is_file():
         raise UsageError(f"{name} is {'a folder' if path.is_dir() else 'not there'}; expected an image file")
     try:
         check_num_bytes(path.stat().st_size, name=name)
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UnreadableImage(f"{name} cannot be read: {error.strerror}") from error
-    return decode(content, name=name)
 
 
 def read_mask(mask: str | Path | Tensor) -> Bool[Tensor, "h w"]:
@@ -121,7 +142,8 @@ def read_mask(mask: str | Path | Tensor) -> Bool[Tensor, "h w"]:
                 f"the mask is a tensor of shape {tuple(mask.shape)}; expected [height, width] of 0 and 1, 1 = hidden"
             )
         return mask.bool().cpu()
-    name, pixels = visible(str(mask)), read_image(Path(mask))
+    name = visible(str(mask))
+    pixels = decode(_content(Path(mask)), name=name)
     wanted = "expected a black and white picture, white = hidden"
     if pixels.shape[2] not in (1, 3):
         raise UsageError(f"the mask {name} has {pixels.shape[2]} channels; {wanted}")
@@ -179,7 +201,7 @@ def crop_image(image: GivenImage, wanted: Preprocessing) -> Float[Tensor, "C H W
     whole = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     crop = central_crop(whole, wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
     values = crop.float() / 255 if crop.dtype == torch.uint8 else crop.float()
-    if not bool(values.isfinite().all()):
+    if wanted.no_data is None and not bool(values.isfinite().all()):
         raise UsageError(f"{image.name} holds values that are not finite; only what a hole hides may be so")
     return values
 

@@ -127,7 +127,7 @@ def reconstruct(
     _check_request(mask_ratio, mask, inpaint, seed)
     target = None if out is None else _checked_target(out, ".png", images, mask, inpaint=inpaint)
     extractor = _with_decoder(model, device)
-    given = given_images(images, channels=extractor.preprocessing.in_chans)
+    given = given_images(images, extractor.preprocessing)
     ratios = tuple(mask_ratio) if isinstance(mask_ratio, Sequence) else (mask_ratio,)
     masks = Masks(ratios=ratios, hidden=None if mask is None else read_mask(mask), inpaint=inpaint, seed=seed)
     rows = rows_of(extractor, given, masks)
@@ -178,7 +178,7 @@ def animate(
     for step, path in checkpoints.items():
         extractor = model_extractor(load_model(path / MODEL).to(chosen), name=str(run))
         if not rows:
-            given = given_images(images, channels=extractor.preprocessing.in_chans)
+            given = given_images(images, extractor.preprocessing)
             rows = rows_of(extractor, given, masks)
             if len(rows) > _MAX_ROWS:
                 raise UsageError(f"{len(rows)} images do not fit on a sheet; give at most {_MAX_ROWS}")
@@ -291,7 +291,8 @@ def _numbers(extractor: Extractor, row: Row, view: Reconstruction) -> tuple[Pict
     assert extractor.model is not None
     wanted = extractor.preprocessing
     # A constant image has no range; any will do, as it says nothing there.
-    data_range = 1.0 if row.image.is_integer else float(row.pixels.max() - row.pixels.min()) or 1.0
+    values = row.pixels[~row.pixels.isnan()]
+    data_range = 1.0 if row.image.is_integer or not len(values) else float(values.max() - values.min()) or 1.0
     found = reconstruction_quality(
         extractor.model, [(row.images, row.plan)], mean=wanted.mean, std=wanted.std, data_range=data_range
     )

@@ -97,15 +97,17 @@ def _in_digits(quality: "PictureQuality") -> tuple[str, ...]:
 
 def _value_range(images: ImageSet, numbers: Sequence[int]) -> float:
     """Distance of the lowest and the highest value of some images; floating-point data have no other range."""
-    ends = [images.get(number).aminmax() for number in numbers]
-    return float(max(end.max for end in ends) - min(end.min for end in ends))
+    known = ((values := images.get(number))[~values.isnan()] for number in numbers)
+    ends = [part.aminmax() for part in known if len(part)]
+    return float(max(end.max for end in ends) - min(end.min for end in ends)) if ends else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureQuality:
     """Distance of pictures from the true images over the hidden pixels of a whole set, all channels alike.
 
-    Pixel values are those before normalisation, in [0, 1] for integer data. Pictures are not clipped.
+    Pixel values are those before normalisation, in [0, 1] for integer data. Pictures are not clipped. Values that are
+    NaN for want of data count nowhere; a window of the similarity that reaches them sees the same in both pictures.
 
     Attributes:
         mse: mean squared error.
@@ -160,15 +162,17 @@ def reconstruction_quality(
     count = 0
     for images, plan in images_and_plans:
         pictures, hidden = _pictures(model, images.float(), plan)
-        true = images.float().cpu().double() * scale + shift  # on the CPU first: MPS has no float64
+        images = images.float().cpu()  # first: MPS has no float64
+        known, images = ~images.isnan(), images.nan_to_num(nan=0.0)
+        hidden, true = hidden & known, images.double() * scale + shift
         for name, picture in pictures.items():
-            drawn = picture.cpu().double() * scale + shift
+            drawn = torch.where(known, picture.cpu(), images).double() * scale + shift
             if not drawn.isfinite().all():
                 raise MAEError(
                     f"the picture '{name}' holds values that are not finite; the model or an image is broken"
                 )
             totals[name] = totals.get(name, 0) + _sums(true, drawn, hidden, data_range)
-        count += int(hidden.sum()) * images.shape[1]
+        count += int(hidden.sum())
     if count == 0:
         raise UsageError("no images to reconstruct; give at least one batch")
     return {name: _quality((total / count).tolist(), data_range) for name, total in totals.items()}
@@ -190,6 +194,7 @@ def _pictures(
         "nearest_patch": predict_nearest_visible(patches, plan, grid),
     }
     for name, guess in guesses.items():
+        guess = guess.nan_to_num(nan=0.0)  # of patches without data
         pictures[name] = unpatchify(torch.where(plan.hidden.unsqueeze(-1), guess, patches), grid, patch_size)
     return pictures, views.hidden.unsqueeze(1).cpu()
 
@@ -197,10 +202,10 @@ def _pictures(
 def _sums(
     true: Float64[Tensor, "B C H W"],
     drawn: Float64[Tensor, "B C H W"],
-    hidden: Bool[Tensor, "B 1 H W"],
+    hidden: Bool[Tensor, "B C H W"],
     data_range: float,
 ) -> Float64[Tensor, " 3"]:
-    """Squared errors, similarities and errors of the Laplacian, each summed over the hidden pixels."""
+    """Squared errors, similarities and errors of the Laplacian, each summed over the hidden values."""
     maps = ((drawn - true).square(), _similarity(true, drawn, data_range), _laplacian(drawn - true).abs())
     return torch.stack([(values * hidden).sum() for values in maps])
 

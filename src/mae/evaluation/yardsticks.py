@@ -57,10 +57,12 @@ def measure_yardsticks(
         grid = patch_grid(images.shape[2], images.shape[3], patch_size)
         values = target(images)  # [B, N, P]
         true = _take(values, plan.predicted)
-        size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
+        known = (~true.isnan()).float().mean(dim=-1)  # 1 where nothing is missing
+        size = float((known if plan.weight is None else known * plan.weight).sum())
         mean = predict_mean_of_visible(values, plan, images.shape[1])
         for number, guess in enumerate((torch.zeros_like(true), mean, predict_nearest_visible(values, plan, grid))):
-            total[number] += float(loss(guess, true, plan.weight)) * size
+            # Where the visible patches have no data, the guess is the mean of normalised images.
+            total[number] += float(loss(guess.nan_to_num(nan=0.0), true, plan.weight)) * size
         count += size
     if count == 0:
         raise UsageError("no images to measure the yardsticks on; give at least one batch")
@@ -69,7 +71,7 @@ def measure_yardsticks(
 
 
 def predict_mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, channels: int) -> Float[Tensor, "B M P"]:
-    """For the tokens in `plan.predicted`: each image's mean of its visible patches, channel by channel.
+    """For the tokens in `plan.predicted`: each image's mean of its visible patches, channel by channel, without NaN.
 
     Args:
         values: what each patch holds, with the channel last.
@@ -77,7 +79,7 @@ def predict_mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, chan
         channels: number of channels.
     """
     visible = _take(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
-    mean = visible.mean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
+    mean = visible.nanmean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
     return mean.expand(-1, plan.predicted.shape[1], visible.shape[2], -1).flatten(2)
 
 

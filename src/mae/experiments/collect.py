@@ -107,7 +107,14 @@ def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[s
     config = next(iter(models.values())).config
     assert config is not None and config.mean is not None and config.std is not None
     source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)
-    images = load_images(source, in_chans=config.in_chans, max_unreadable=0.5, memory_limit=0)
+    images = load_images(
+        source,
+        in_chans=config.in_chans,
+        channels=config.channels,
+        no_data=config.no_data,
+        max_unreadable=0.5,
+        memory_limit=0,
+    )
     crops, keys = pictured(images, config.img_size, seed=first)
     drawn = draw_comparison(
         models,

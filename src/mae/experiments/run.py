@@ -260,7 +260,14 @@ def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainCon
         UsageError: an arm cannot be trained, or the arms differ in what a study locks.
     """
     source = open_source(config.source, data_root=config.data_root)
-    images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable, memory_limit=0)
+    images = load_images(
+        source,
+        in_chans=config.in_chans,
+        channels=config.channels,
+        no_data=config.no_data,
+        max_unreadable=config.max_unreadable,
+        memory_limit=0,
+    )
     settled = {arm.name: _settle(arm.name, each, images) for arm, each in zip(plan.arms, plan.configs, strict=True)}
     for name, by_arm in differing(settled).items():
         if name in _LOCKED:

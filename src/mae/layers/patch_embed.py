@@ -77,10 +77,14 @@ class PatchEmbed(nn.Module):
         patch_size: height and width of a patch in pixels.
         in_chans: channels of the image.
         embed_dim: width of a token.
+
+    Attributes:
+        may_miss: whether pixels may be NaN for want of data; they then count as 0, the mean of normalised images.
     """
 
     def __init__(self, *, patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
         super().__init__()
+        self.may_miss = False
         self.patch_size = patch_size
         self.in_chans = in_chans
         self.proj = nn.Linear(in_chans * patch_size[0] * patch_size[1], embed_dim)
@@ -106,4 +110,7 @@ class PatchEmbed(nn.Module):
         self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B V"] | None = None
     ) -> Float[Tensor, "B V D"]:
         """Embed the patches of the given tokens (None: every token in raster order)."""
-        return self.proj(select_patches(images, self.patch_size, tokens).flatten(2))
+        patches = select_patches(images, self.patch_size, tokens).flatten(2)
+        if self.may_miss:  # else NaN stays what it is: a fault that shows
+            patches = torch.where(patches.isnan(), 0, patches)
+        return self.proj(patches)

@@ -1,8 +1,10 @@
 """How far the prediction is from the target."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
@@ -79,3 +81,27 @@ class SmoothL1:
         """The loss in float32; see `MeanSquaredError` for the arguments."""
         values = functional.smooth_l1_loss(pred.float(), target.float(), reduction="none", beta=self.beta)
         return weighted_mean(values, weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownValues:
+    """A loss over the values that are known: where the target is NaN there was no data, and nothing is asked.
+
+    Every known value counts alike, as much as in a batch without gaps; 0 where a batch knows none.
+
+    Attributes:
+        loss: one of the above.
+    """
+
+    loss: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+    def __call__(
+        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
+    ) -> Float[Tensor, ""]:
+        """The loss in float32; see `MeanSquaredError` for the arguments."""
+        known = ~target.isnan()
+        share = known.float().mean(dim=-1)
+        weight = torch.ones_like(share) if weight is None else weight
+        over_all = self.loss(torch.where(known, pred, 0), torch.where(known, target, 0), weight)
+        # The mean was over all values, of which the unknown ones added nothing.
+        return over_all * weight.sum() / (weight * share).sum().clamp(min=torch.finfo(torch.float32).tiny)

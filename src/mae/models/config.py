@@ -45,6 +45,8 @@ class ModelOptions(TypedDict, total=False):
     focal_frequency: float
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    channels: tuple[str, ...] | None
+    no_data: str | None
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -84,6 +86,9 @@ class ModelConfig:
         mean: per-channel mean of the images the model expects normalised, pixel values scaled to [0, 1];
             None where it is not known.
         std: per-channel deviation, likewise.
+        channels: names of the channels of those images, in order; None where they have none.
+        no_data: the value that stands for no measurement in their files, a number or `nan`: such values are NaN in the
+            images, enter the encoder as 0 and count in no loss. None: every value is one, and NaN stays what it is.
 
     Raises:
         UsageError: a value that no model can have.
@@ -112,6 +117,8 @@ class ModelConfig:
     focal_frequency: float = 0.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    channels: tuple[str, ...] | None = None
+    no_data: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", pair(self.img_size))
@@ -144,6 +151,9 @@ class ModelConfig:
         self._check_objective()
         for name in ("mean", "std"):
             self._check_statistics(name)
+        self._check_channels()
+        if self.no_data is not None:
+            self._check_missing(self.no_data)
 
     def _check_objective(self) -> None:
         for name, known in (("loss", get_args(Loss)), ("uniformity_form", get_args(UniformityForm))):
@@ -164,6 +174,19 @@ class ModelConfig:
             raise UsageError(f"{name} is {values}; expected {self.in_chans} finite numbers, one a channel")
         if name == "std" and min(values) <= 0:
             raise UsageError(f"std is {values}; expected numbers above 0")
+
+    def _check_channels(self) -> None:
+        if self.channels is None:
+            return
+        object.__setattr__(self, "channels", tuple(self.channels))
+        if len(set(self.channels)) != self.in_chans or len(self.channels) != self.in_chans or not all(self.channels):
+            raise UsageError(f"channels are {list(self.channels)}; expected {self.in_chans} different names")
+
+    def _check_missing(self, no_data: str) -> None:
+        records.check_no_data(no_data, name="no_data")
+        for name in ("laplacian", "focal_frequency", "low_pass"):
+            if getattr(self, name):
+                raise UsageError(f"{name} looks at whole pictures, and those have gaps where no data is; leave it out")
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -94,7 +94,6 @@ def model_metadata(
     model: MaskedAutoencoder,
     *,
     licence: str | None = None,
-    channels: Sequence[str] | None = None,
     origin: Mapping[str, Any] | None = None,
     probe: Probe | None = None,
 ) -> dict[str, str]:
@@ -103,18 +102,15 @@ def model_metadata(
     Args:
         model: a model made by `create_model` or `build_model`.
         licence: the terms its weights come under, where they have any.
-        channels: names of the channels of its images, in order.
         origin: `recipe`, `data_source` and `data_fingerprint`, JSON values, as far as they are known.
         probe: `probe_of(model)`, made of the very weights that are stored; None: the file cannot be verified.
 
     Raises:
-        UsageError: names for another number of channels, an unknown origin, or more than a header may hold.
+        UsageError: an unknown origin, or more than a header may hold.
     """
     config = model.config
     if config is None:
         raise ValueError("this model was put together by hand and has no configuration to store; use build_model")
-    if channels is not None and len(channels) != config.in_chans:
-        raise UsageError(f"channels are {list(channels)}; expected {config.in_chans} names, one a channel")
     origin = origin or {}
     records.check_known(origin, _ORIGIN, what="origin of a model")
     versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
@@ -122,7 +118,7 @@ def model_metadata(
         "format": FORMAT,
         "config": config.to_json(),
         "grid": list(config.grid),
-        "channels": None if channels is None else list(channels),
+        "channels": None if config.channels is None else list(config.channels),
         "target": _target_kind(config),
         "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
         "probe": None if probe is None else records.to_json(probe),
@@ -176,7 +172,7 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         missing=tuple(name for name in expected if name not in found),
         ignored=tuple(sorted(found - expected.keys())),
         probe=_reproduce(path, model, record) if found >= expected.keys() else None,
-        channels=record.channels,
+        channels=record.config.channels,
         origin=record.origin,
     )
     return model, report
@@ -188,7 +184,6 @@ class _Record:
 
     config: ModelConfig
     described: Mapping[str, Any]
-    channels: tuple[str, ...] | None
     origin: Mapping[str, Any]
     probe: Probe | None
 
@@ -250,16 +245,15 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         config = ModelConfig.from_json(record["config"])
         if record["format"] == _FORMAT_WITHOUT_PROBE:
             origin = {"licence": record["licence"]}
-            return _Record(config=config, described=record["config"], channels=None, origin=origin, probe=None)
+            return _Record(config=config, described=record["config"], origin=origin, probe=None)
         if record["grid"] != list(config.grid):
             raise ValueError(f"its grid is {record['grid']}; its configuration makes {list(config.grid)}")
-        names, probe = record["channels"], record["probe"]
-        if names is not None and not (len(names) == config.in_chans and all(isinstance(name, str) for name in names)):
-            raise ValueError(f"its channels are {names!r}; expected {config.in_chans} names")
+        names, probe = None if config.channels is None else list(config.channels), record["probe"]
+        if record["channels"] != names:
+            raise ValueError(f"its channels are {record['channels']!r}; its configuration names {names}")
         return _Record(
             config=config,
             described=record["config"],
-            channels=None if names is None else tuple(names),
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(Probe, probe, what="probe's"),
         )

@@ -13,7 +13,7 @@ import torch
 from mae.errors import UsageError
 from mae.losses.focal_frequency import FocalFrequencyError
 from mae.losses.laplacian import LaplacianError
-from mae.losses.reconstruction import MeanAbsoluteError, MeanSquaredError, SmoothL1
+from mae.losses.reconstruction import KnownValues, MeanAbsoluteError, MeanSquaredError, SmoothL1
 from mae.losses.uniformity import Uniformity
 from mae.masking.random import RandomMasking
 from mae.models.config import ModelConfig, ModelOptions, pair
@@ -35,7 +35,7 @@ def build_encoder(config: ModelConfig, *, drop_path: float = 0.0, pos_embed: str
     Raises:
         UsageError: values that do not fit each other.
     """
-    return MAEEncoder(
+    encoder = MAEEncoder(
         img_size=config.img_size,
         patch_size=config.patch_size,
         in_chans=config.in_chans,
@@ -47,6 +47,8 @@ def build_encoder(config: ModelConfig, *, drop_path: float = 0.0, pos_embed: str
         pos_embed=config.pos_embed if pos_embed is None else pos_embed,
         drop_path=drop_path,
     )
+    encoder.patch_embed.may_miss = config.no_data is not None
+    return encoder
 
 
 def build_model(config: ModelConfig) -> MaskedAutoencoder:
@@ -74,7 +76,7 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
         decoder=decoder,
         masking=masking,
         target=_target(config),
-        loss=_LOSSES[config.loss](),
+        loss=_LOSSES[config.loss]() if config.no_data is None else KnownValues(loss=_LOSSES[config.loss]()),
         picture_terms=_picture_terms(config),
         feature_terms=_feature_terms(config),
         config=config,
@@ -90,7 +92,8 @@ _LOSSES: Mapping[str, Callable[[], ReconstructionLoss]] = {
 
 def _target(config: ModelConfig) -> PixelTarget:
     if config.low_pass is None:
-        return PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss)
+        may_miss = config.no_data is not None
+        return PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss, may_miss=may_miss)
     return LowPassTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss, cutoff=config.low_pass)
 
 

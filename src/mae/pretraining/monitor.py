@@ -186,6 +186,8 @@ class _Labelled:
         images = load_images(
             split.source,
             in_chans=self._prepared.images.channels,
+            channels=self._prepared.images.channel_names,
+            no_data=config.no_data,
             max_unreadable=config.max_unreadable,
             memory_limit=0,  # only some of them are needed, and of those the crops
         )

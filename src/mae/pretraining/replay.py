@@ -115,6 +115,8 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
     images = load_images(
         open_source(config.source, data_root=config.data_root),
         in_chans=config.in_chans,
+        channels=config.channels,
+        no_data=config.no_data,
         max_unreadable=config.max_unreadable,
         memory_limit=0,  # only one batch is needed
     )

@@ -116,7 +116,13 @@ def prepare(
         _model_config(config, config.model, in_chans=config.in_chans)
     with world.main_first():  # a download goes to one folder
         source = open_source(config.source, data_root=config.data_root)
-    images = load_images(source, in_chans=config.in_chans, max_unreadable=config.max_unreadable)
+    images = load_images(
+        source,
+        in_chans=config.in_chans,
+        channels=config.channels,
+        no_data=config.no_data,
+        max_unreadable=config.max_unreadable,
+    )
     config, model = settle(config, images, device, world)
     assert config.model is not None
     if folder is None:
@@ -191,10 +197,14 @@ def _part_size(config: PretrainConfig, world: World) -> int:
 
 
 def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) -> ModelConfig:
+    if in_chans is None and config.channels is not None:
+        in_chans = len(config.channels)
     values = {
         "img_size": config.img_size,
         "patch_size": config.patch_size,
         "in_chans": in_chans,
+        "channels": config.channels,
+        "no_data": config.no_data,
         "mlp_ratio": config.mlp_ratio,
         "decoder_depth": config.decoder_depth,
         "cls_token": config.cls_token,
@@ -234,6 +244,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         img_size=model.img_size,
         patch_size=model.patch_size,
         in_chans=images.channels,
+        channels=images.channel_names,
         mlp_ratio=model.mlp_ratio,
         decoder_depth=model.decoder_depth,
         cls_token=model.cls_token,
@@ -282,6 +293,7 @@ def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, 
         "source": config.source,
         "images": len(images),
         "channels": images.channels,
+        "channel_names": images.channel_names,
         "fingerprint": images.fingerprint(),
         # Six digits are plenty, and hide that sums round differently on other machines.
         "mean": [float(f"{value:.6g}") for value in mean],

@@ -13,7 +13,7 @@ from mae.errors import UsageError
 from mae.layers.patch_embed import patch_grid, patchify, unpatchify
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.report.inference import undisturbed
-from mae.targets.pixels import PixelTarget, patch_statistics
+from mae.targets.pixels import PixelTarget
 from mae.types import Grid, MaskPlan
 
 # Over 21 crops of 7 photographs, 14x14 patches, 50 to 90 % hidden, 0.6 of the mean distance between visible
@@ -25,6 +25,8 @@ _BANDWIDTH = 0.6
 class Reconstruction:
     """A model's picture of a batch; float32, normalised like the images it was given, not clipped.
 
+    Where images are NaN for want of data, `pasted`, `leaky` and `filled` are so too on visible patches.
+
     Attributes:
         pasted: true pixels where visible, predicted ones where hidden.
         full: predicted pixels everywhere; no loss ever trained the visible ones.
@@ -32,7 +34,7 @@ class Reconstruction:
             contrast are the answer and not the model's; None for a model that predicts plain pixels.
         filled: as `pasted`, but each hidden patch is its estimated mean, one value for all channels, and nothing
             of the prediction: what the estimate alone is worth; None for a model that predicts plain pixels.
-        error: distance of `pasted` from the image, `>= 0`; 0 where visible.
+        error: distance of `pasted` from the image, `>= 0`; 0 where visible, and where the image is NaN.
         hidden: True for the pixels of hidden patches.
     """
 
@@ -71,9 +73,9 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
     full, leaky, filled = prediction, None, None
     if target.norm_pix:
         # A low-pass target standardises patches of the filtered image, whose visible ones tell of hidden pixels.
-        mean, deviation = patch_statistics(patchify(target.picture(images), target.patch_size))
+        mean, deviation = target.statistics(patchify(target.picture(images), target.patch_size))
         leaky = unpatchify(torch.where(hidden, prediction * deviation + mean, patches), grid, target.patch_size)
-        mean, deviation = interpolate_statistics(*patch_statistics(patches), plan, grid)
+        mean, deviation = interpolate_statistics(*target.statistics(patches), plan, grid)
         filled = unpatchify(torch.where(hidden, mean, patches), grid, target.patch_size)
         full = prediction * deviation + mean
     pasted = torch.where(hidden, full, patches)
@@ -82,7 +84,7 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
         full=unpatchify(full, grid, target.patch_size),
         leaky=leaky,
         filled=filled,
-        error=unpatchify((pasted - patches).abs(), grid, target.patch_size),
+        error=unpatchify(torch.where(patches.isnan(), 0, (pasted - patches).abs()), grid, target.patch_size),
         hidden=unpatchify(hidden.expand_as(patches), grid, target.patch_size)[:, 0],
     )
 
@@ -162,7 +164,7 @@ def score(
     hidden: Bool[Tensor, "B H W"],
     std: tuple[float, ...],
 ) -> Score:
-    """Judge a picture by the hidden pixels alone, all channels.
+    """Judge a picture by the hidden pixels alone, all channels; values that are NaN for want of data count nowhere.
 
     Args:
         images: the true images, normalised.
@@ -172,11 +174,13 @@ def score(
     """
     images, picture, hidden = images.cpu(), picture.cpu(), hidden.cpu()  # MPS has no float64
     unit = torch.tensor(std, dtype=torch.float64)[:, None, None]
-    true, mask = images.double() * unit, hidden.unsqueeze(1)
-    visible_mean = (true * ~mask).sum(dim=(2, 3), keepdim=True) / (~mask).sum(dim=(2, 3), keepdim=True)
-    error = ((picture * unit - true).square() * mask).sum()
+    known = ~images.isnan()
+    true, drawn = (torch.where(known, values.double() * unit, 0) for values in (images, picture))
+    mask, seen = hidden.unsqueeze(1) & known, ~hidden.unsqueeze(1) & known
+    visible_mean = (true * seen).sum(dim=(2, 3), keepdim=True) / seen.sum(dim=(2, 3), keepdim=True).clamp(min=1)
+    error = ((drawn - true).square() * mask).sum()
     baseline = ((visible_mean - true).square() * mask).sum()
-    count = mask.sum() * images.shape[1]
+    count = mask.sum()
     # Rounding alone leaves about 1e-14 of the values' size; anything below is a constant image.
     constant = baseline <= 1e-12 * (true.square() * mask).sum()
     return Score(masked_mse=float(error / count), r2=None if constant else float(1 - error / baseline))

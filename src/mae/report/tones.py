@@ -9,6 +9,9 @@ from torch import Tensor
 HIDDEN_COLOUR = (0.87, 0.88, 0.90)
 """What covers hidden patches; no photograph's grey: a shade towards blue."""
 
+NO_DATA_COLOUR = (0.95, 0.75, 0.85)
+"""What pixels without data are drawn as: pale pink, which neither a photograph nor a scaled band is likely to hold."""
+
 # Where the values are no picture in [0, 1], the darkest and brightest 1 % may lie outside the shown range.
 _ROBUST = (0.01, 0.99)
 _ROUNDING = 1e-3  # normalising and back moves a value of 0 or 1 by less
@@ -34,10 +37,12 @@ class Tones:
     notes: tuple[str, ...]
 
     def paint(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B H W 3"]:
-        """Colours in [0, 1]; one shown channel becomes grey."""
+        """Colours in [0, 1]; one shown channel becomes grey, pixels that are NaN in one `NO_DATA_COLOUR`."""
         shown = (images * self.std + self.mean)[:, : len(self.low)]
+        empty = shown.isnan().any(dim=1).unsqueeze(-1)
         shown = ((shown - self.low) / (self.high - self.low)).clamp(0, 1)
-        return shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        colours = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        return torch.where(empty, torch.tensor(NO_DATA_COLOUR, device=images.device), colours)
 
 
 def choose_tones(images: Float[Tensor, "B C H W"], mean: tuple[float, ...], std: tuple[float, ...]) -> Tones:
@@ -63,10 +68,12 @@ def choose_tones(images: Float[Tensor, "B C H W"], mean: tuple[float, ...], std:
         notes.append(
             f"Shown: {which} of {channels}, each scaled from its 1 % to its 99 % quantile; numbers are of all channels."
         )
-    elif shown.min() < -_ROUNDING or shown.max() > 1 + _ROUNDING:
+    elif (shown < -_ROUNDING).any() or (shown > 1 + _ROUNDING).any():
         bottom, top = _robust_range(shown)
         low, high = low + bottom, low + top
         notes.append(f"Values beyond [0, 1]: shown from {bottom:.3g} (1 % quantile) to {top:.3g} (99 %).")
+    if images.isnan().any():
+        notes.append("Pink: pixels without data, which count nowhere.")
     return Tones(mean=centre, std=spread, low=low, high=high, notes=tuple(notes))
 
 
@@ -82,4 +89,4 @@ def _robust_range(values: Float[Tensor, "..."]) -> tuple[Float[Tensor, ""], Floa
 
 def _quantile(values: Float[Tensor, "..."], share: float) -> Float[Tensor, ""]:
     flat = values.flatten()
-    return flat[:: -(-flat.numel() // _MAX_VALUES)].quantile(share)
+    return flat[:: -(-flat.numel() // _MAX_VALUES)].nanquantile(share).nan_to_num(nan=0.0)

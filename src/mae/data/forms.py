@@ -1,0 +1,100 @@
+"""What every image of a set is brought to: the same channels by name, one type, no data told from data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mae.data.decoding import conform
+from mae.data.limits import UnreadableImage
+from mae.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How images as their files hold them become images of a set.
+
+    Attributes:
+        channels: how many an image has in the end.
+        dtype: its type in the end.
+        picked: the places of its channels among the file's, which then has `found` of them; None: all as they lie.
+        found: how many channels each file must have before some are picked.
+        missing: the value that stands for no measurement, may be NaN; None: every value is one, and must be finite.
+        integers: whether the files hold whole numbers, which are scaled to [0, 1] where some may be missing.
+    """
+
+    channels: int
+    dtype: np.dtype
+    picked: tuple[int, ...] | None = None
+    found: int = 0
+    missing: float | None = None
+    integers: bool = False
+
+    def of(self, image: np.ndarray, *, name: str) -> np.ndarray:
+        """The image `[H, W, channels]`; NaN where nothing was measured.
+
+        Raises:
+            UnreadableImage: other channels, integers mixed with raw float values, or values that are not finite.
+        """
+        if self.picked is not None:
+            if image.shape[2] != self.found:
+                raise UnreadableImage(f"{name} has {image.shape[2]} channels; expected the {self.found} that are named")
+            image = image[..., self.picked]
+        if self.missing is not None:
+            image = self._marked(image, self.missing, name)
+        _check_finite(image, name, may_miss=self.missing is not None)
+        return conform(image, channels=self.channels, dtype=self.dtype, name=name)
+
+    def _marked(self, image: np.ndarray, missing: float, name: str) -> np.ndarray:
+        if (image.dtype.kind == "u") != self.integers:
+            kind = "whole numbers" if self.integers else "raw float values"
+            raise UnreadableImage(f"{name} holds {image.dtype} values, the data set {kind}: keep one kind")
+        top = np.float32(np.iinfo(image.dtype).max if self.integers else 1)
+        marked = image.astype(np.float32) / top
+        marked[image == image.dtype.type(missing) if _fits(missing, image.dtype) else np.zeros_like(image, bool)] = (
+            np.nan
+        )
+        return marked
+
+
+def _fits(value: float, dtype: np.dtype) -> bool:
+    """Whether values of a type can equal it; NaN equals none, and is what it stands for already."""
+    if dtype.kind == "f":
+        return not np.isnan(value)
+    return value.is_integer() and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+
+
+def _check_finite(image: np.ndarray, name: str, *, may_miss: bool) -> None:
+    if image.dtype.kind != "f":
+        return
+    if may_miss and np.isinf(image).any():
+        raise UnreadableImage(f"{name} holds infinite values; expected finite ones, or NaN where nothing was measured")
+    if not may_miss and not np.isfinite(image).all():
+        raise UnreadableImage(
+            f"{name} holds NaN or infinite values; expected finite ones (does NaN mean no data? --no-data nan)"
+        )
+
+
+def choose_channels(
+    found: Sequence[str] | None, wanted: Sequence[str] | None, *, name: str
+) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
+    """Which channels to take, by name.
+
+    Args:
+        found: what the images' channels are called, in order; None where nothing names them.
+        wanted: which to have, in order; None: all. Where nothing names them, these are their names.
+        name: of the images, for the message.
+
+    Returns:
+        Their names, and their places among those found; None for the latter: all as they lie.
+
+    Raises:
+        UsageError: one that is not there.
+    """
+    if found is None or wanted is None:
+        names = found if wanted is None else wanted
+        return (None if names is None else tuple(names)), None
+    if absent := [channel for channel in wanted if channel not in found]:
+        raise UsageError(f"{name} has no channel {absent[0]!r}; its channels are {', '.join(found)}")
+    places = tuple(found.index(channel) for channel in wanted)
+    return tuple(wanted), None if places == tuple(range(len(found))) else places

@@ -1,0 +1,85 @@
+"""Runs on arrays with named channels and gaps, from the command to features of other files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import mae
+from mae.cli import main
+from mae.errors import UsageError
+from mae.models.storage import load_with_report
+from mae.training.run_folder import find_weights
+
+BANDS = ("B02", "B03", "B04", "B08", "B11")
+
+
+def tiles(folder: Path, order: tuple[str, ...] = BANDS, *, count: int = 24, gaps: bool = True) -> Path:
+    """The same scenes of waves, their bands in any order, some with gaps."""
+    folder.mkdir()
+    (folder / "channels.txt").write_text("\n".join(order))
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:12, :12] / 12
+    for number in range(count):
+        turn, phase = rng.uniform(0, 6.3, 2)
+        wave = np.sin(6.3 * (rows * np.cos(turn) + columns * np.sin(turn)) + phase)
+        scene = {band: (1000 * at + (100 + at) * wave).astype(np.float32) for at, band in enumerate(BANDS, start=1)}
+        if gaps and number % 3 == 0:
+            for values in scene.values():
+                values[: number % 7 + 2, :5] = np.nan
+        np.save(folder / f"{number:02}.npy", np.stack([scene[band] for band in order]))
+    return folder
+
+
+def test_a_run_learns_from_what_is_known_and_its_model_says_of_what(tmp_path: Path, pretrain: Callable) -> None:
+    wanted = ("B08", "B02", "B11")
+    result = pretrain(
+        source=str(tiles(tmp_path / "tiles")), channels=wanted, no_data="nan", steps=30, batch_size=12, lr=5e-3
+    )
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert np.isfinite(losses).all() and losses[-1] < 0.9 * losses[0]
+    model, report = load_with_report(find_weights(result.folder))
+    assert report.channels == wanted and model.config is not None and model.config.no_data == "nan"
+    values = np.stack([np.load(path) for path in sorted((tmp_path / "tiles").glob("*.npy"))])[:, [3, 0, 4]]
+    expected = np.nanmean(values, axis=(0, 2, 3), dtype=np.float64)
+    assert model.config.mean == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_other_files_are_matched_by_the_names_of_their_channels(tmp_path: Path, pretrain: Callable) -> None:
+    """Bands in another order, and more of them, give the same features; a missing one is an error."""
+    result = pretrain(
+        source=str(tiles(tmp_path / "tiles")), channels=("B08", "B02", "B11"), no_data="nan", steps=2, batch_size=12
+    )
+    shuffled = tiles(tmp_path / "shuffled", ("B11", "B04", "B02", "B03", "B08"))
+    found = [
+        mae.embed(result.folder, folder, out=tmp_path / f"{folder.name}.safetensors", device="cpu", quiet=True)
+        for folder in (tmp_path / "tiles", shuffled)
+    ]
+    first, second = (load_file(path)["mean"] for path in found)
+    assert np.array_equal(first, second) and np.isfinite(first).all()
+    pictures = [
+        mae.reconstruct(result.folder, folder / "00.npy", out=tmp_path / "o.png", device="cpu").numbers[0]
+        for folder in (tmp_path / "tiles", shuffled)
+    ]
+    assert pictures[0] == pictures[1] and np.isfinite(pictures[0].masked_mse)
+    (shuffled / "channels.txt").write_text("B11\nB04\nB02\nB03\nred edge\n")
+    with pytest.raises(UsageError, match="has no channel 'B08'; its channels are B11, B04, B02, B03, red edge"):
+        mae.embed(result.folder, shuffled, out=tmp_path / "no.safetensors", device="cpu", quiet=True)
+
+
+def test_the_options_are_typed_as_the_help_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiles(tmp_path / "tiles", gaps=False)
+    command = ["pretrain", str(folder), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    for option, says in (
+        (["--channels", "B02,B99"], "has no channel 'B99'"),
+        (["--channels", "B02,B02"], "--channels is B02,B02; expected different names"),
+        (["--no-data", "cloud"], "--no-data is 'cloud'; expected a finite number, or nan"),
+        (["--no-data", "nan", "--laplacian", "0.1"], "laplacian looks at whole pictures"),
+    ):
+        assert main([*command, *option]) == 2
+        assert says in capsys.readouterr().err
