@@ -1,6 +1,7 @@
 """From a report to findings: where each level begins."""
 
 from dataclasses import replace
+from math import nan
 
 import pytest
 
@@ -25,6 +26,7 @@ REPORT = DataReport(
     no_data=None,
     missing=0.0,
     marked=(),
+    apart=None,
     img_size=(32, 32),
     sizes=SIZES,
     channels=(CHANNEL,),
@@ -58,6 +60,9 @@ def some(share: float) -> Copies:
         ({"not_finite": 1}, {"finite values": "warn"}),
         ({"marked": ("-9999",)}, {"no data": "warn"}),
         ({"marked": ("-9999",), "no_data": "-9999", "missing": 0.1}, {}),
+        ({"apart": (-9999.0, 0.01)}, {"no data": "warn"}),
+        ({"mean": nan}, {"channel statistics": "stop"}),
+        ({"std": nan}, {"channel statistics": "stop"}),
         ({"no_data": "nan", "missing": 0.0}, {"no data": "warn"}),
         ({"no_data": "nan", "missing": 0.5}, {}),
         ({"no_data": "nan", "missing": 0.51}, {"no data": "warn"}),

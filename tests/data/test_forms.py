@@ -178,7 +178,7 @@ def finding(images: ImageSet) -> tuple[str, str]:
 def test_what_is_no_data_is_told_before_a_run(tmp_path):
     arrays = tiles(30, dtype="f4")
     folder = written(tmp_path / "tiles", arrays)
-    assert finding(opened(folder)) == ("ok", "no file marks values as such")
+    assert finding(opened(folder)) == ("ok", "no file marks values as such, and none stands apart")
     level, told = finding(opened(folder, no_data="-9999"))
     assert level == "warn" and told.startswith("0.0% of the values are -9999") and "never occurs" in told
     for values in arrays:

@@ -207,6 +207,30 @@ def test_values_that_are_not_finite_are_told_and_spoil_nothing_else():
         inspected(Pictures(arrays[-2:]), **statistics)
 
 
+@pytest.mark.parametrize("fill", [-9999.0, 3e4])
+def test_a_value_far_from_all_others_is_told(fill):
+    arrays = [raw(image) for image in scenes()]
+    assert inspected(Pictures(arrays)).apart is None
+    arrays[0][0, 0, 0] = fill  # one hot pixel
+    assert inspected(Pictures(arrays)).apart is None
+    for image in arrays[:8]:
+        image[:10, :20] = fill
+    report = inspected(Pictures(arrays))
+    assert report.apart == (fill, pytest.approx((8 * 200 + 1 / 3) / (40 * 48 * 52), rel=0.01))
+    assert loud(report)["no data"] == "warn"
+    whole = inspected(Pictures([np.full((48, 52, 3), fill, np.float32), *arrays[8:]]))  # one image of nothing else
+    assert whole.apart == (fill, pytest.approx(1 / 33, rel=0.01))
+
+
+def test_values_near_the_limits_of_their_type_stop_and_print_no_warning(recwarn):
+    arrays = [raw(image) for image in scenes()]
+    for image in arrays[::2]:
+        image[:10] = -3.4e38
+    report = inspected(Pictures(arrays))
+    assert loud(report)["channel statistics"] == "stop" and report.apart is not None
+    assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
+
+
 def test_files_refused_for_values_that_are_not_finite_are_told(folder):
     image = raw(scene(99, channels=1))[..., 0]
     image[2, 3] = np.nan

@@ -57,6 +57,11 @@ def test_a_source_is_checked_line_by_line(capsys: pytest.CaptureFixture[str]) ->
     assert "STOP" not in told and "batch_size 16 (4096)" in told
 
 
+def test_a_rate_that_must_diverge_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "builtin:digits", *MODEL, "--lr", "1"]) == 0
+    assert "warn rate and schedule" in capsys.readouterr().out
+
+
 def test_it_is_told_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "builtin:digits", *MODEL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -11,6 +11,7 @@ from toy import Recorder
 from mae.training.health import (
     Collapse,
     DataWait,
+    Divergence,
     GradientGrowth,
     Health,
     LossSpike,
@@ -62,6 +63,7 @@ def signs() -> list[Sign]:
         NoBetterThanMean(baseline=1.0, after=6400),
         Overfitting(),
         Collapse(),
+        Divergence(baseline=1.0),
     ]
 
 
@@ -167,3 +169,24 @@ def test_a_run_that_goes_on_remembers_what_was_before() -> None:
     assert recorder.rows == []
     health.log(rows[2])
     assert len(recorder.rows) == 1
+
+
+def test_a_loss_far_above_that_of_predicting_nothing_is_told_at_once() -> None:
+    """As with a rate a thousand times too high: it never falls, so it never jumps either."""
+    rows = [row(10 * number, loss=2.1 if number == 1 else 27.0 + NOISE[number]) for number in range(1, 40)]
+    told = seen(rows, *signs())
+    assert [(step, name) for step, name, _ in told][0] == (40, "diverging")
+    assert [name for _, name, _ in told].count("diverging") == 1
+    assert "predicting 0 everywhere gives 1: the rate is far too high" in told[0][2]
+
+
+def test_fresh_weights_and_one_bad_row_diverge_not() -> None:
+    losses = [2.4, 2.1, 1.4, 1.0, 9.0, 9.0, 0.9, 9.0, 0.8]
+    assert seen([row(10 * number, loss=loss) for number, loss in enumerate(losses)], Divergence(baseline=1.0)) == []
+
+
+def test_features_of_one_dimension_are_told_though_they_never_had_more() -> None:
+    ranks = [29.3, 1.02, 1.0, 1.0, 8.0, 1.2]
+    told = seen([look(100 * number, effective_rank=rank) for number, rank in enumerate(ranks)], Collapse())
+    assert [step for step, _, _ in told] == [100, 500]
+    assert "is 1.0: all images look alike" in told[0][2]

@@ -96,8 +96,13 @@ def _finite(report: DataReport) -> Finding:
 def _gaps(report: DataReport) -> Finding:
     """Values that stand for no measurement: told to the run, or marked in files and trained on as they are."""
     if report.no_data is None:
+        if not report.marked and report.apart is not None:
+            apart, share = report.apart
+            value = f"{share:.1%} of the values are {apart:g}, far from all others"
+            advice = f"if it means that nothing was measured: --no-data {apart:.9g}"
+            return Finding(name="no data", level="warn", value=value, advice=advice)
         if not report.marked:
-            return Finding(name="no data", level="ok", value="no file marks values as such")
+            return Finding(name="no data", level="ok", value="no file marks values as such, and none stands apart")
         value = f"files mark {', '.join(report.marked[:_SHOWN])} as no data; here it counts as a measurement"
         advice = f"leave such values out of statistics and loss: --no-data {report.marked[0]}"
         return Finding(name="no data", level="warn", value=value, advice=advice)
@@ -178,8 +183,9 @@ def _statistics(report: DataReport) -> Finding:
 
 
 def _is_off(channel: Channel) -> bool:
-    far_mean = abs(channel.mean) > MEAN_BOUND + STANDARD_ERRORS * channel.mean_error
-    return far_mean or abs(channel.std - 1) > STD_BOUND + STANDARD_ERRORS * channel.std_error
+    near_mean = abs(channel.mean) <= MEAN_BOUND + STANDARD_ERRORS * channel.mean_error
+    # What is not a number is near nothing.
+    return not (near_mean and abs(channel.std - 1) <= STD_BOUND + STANDARD_ERRORS * channel.std_error)
 
 
 def _empty_channels(report: DataReport) -> Finding:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float32, UInt8, UInt64
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
@@ -55,6 +56,8 @@ def outline(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> int:
     Args:
         image: finite pixels in any scale.
     """
+    if image.is_floating_point():  # values near the type's limits would overflow on the way
+        image = image / image.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
     small = F.resize(image, [_SIDE, _SIDE], interpolation=InterpolationMode.BILINEAR, antialias=True)
     waves = _COSINES @ small.double().mean(dim=0).numpy() @ _COSINES.T
     return int.from_bytes(np.packbits(waves.ravel()[1:] > 0).tobytes(), "big")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ NEARLY_CONSTANT = 0.03
 """Deviation of an image as a share of the set's: 2 of 255 levels among photographs, as of a dark frame's noise."""
 
 _SHOWN = 3
+_SELDOM = 1e-3  # share of all values; a hot pixel is less
 _NOT_FINITE = "infinite values; expected finite ones"  # as `Form` words it
 
 
@@ -115,6 +118,8 @@ class DataReport:
         no_data: the value that stands for no measurement, as the run was told; None: it was told none.
         missing: share of values, 0 to 1, that are such; each image counts alike.
         marked: values that files themselves name as such, most frequent first.
+        apart: of raw float values the smallest or the largest one, where it lies further from all others than these lie
+            from each other, and its share of the values; None: there is none, or hardly ever.
         img_size: height and width of the crops in pixels.
         sizes: of the readable images.
         channels: each channel.
@@ -136,6 +141,7 @@ class DataReport:
     no_data: str | None
     missing: float
     marked: tuple[str, ...]
+    apart: tuple[float, float] | None
     img_size: tuple[int, int]
     sizes: Sizes
     channels: tuple[Channel, ...]
@@ -196,6 +202,14 @@ def inspect_images(
     return _report(images, found, img_size)
 
 
+class _End(NamedTuple):
+    """The smallest value of an image (or the largest, both signs turned), the next one, and the former's share."""
+
+    value: float
+    following: float
+    share: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Contents:
     """Of an image that can be read; arrays hold a number a channel."""
@@ -207,6 +221,7 @@ class _Contents:
     largest: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    ends: tuple["_End", "_End"] | None
     whole: Moments
     crop: Moments
 
@@ -257,9 +272,37 @@ def _contents(
         largest=largest / top,
         low=low,
         high=high,
+        ends=None if bounded else (_end(image), _end(-image)),
         whole=whole,
-        crop=moments_of(crop),
+        crop=_moments(crop),
     )
+
+
+def _moments(crop: Float32[Tensor, "C H W"]) -> Moments:
+    with np.errstate(invalid="ignore"):  # a crop of values near the type's limits may hold infinite ones
+        return moments_of(crop)
+
+
+def _end(image: Float32[Tensor, "C h w"]) -> _End:
+    value = image.min()
+    others = image[image > value]
+    following = float(others.min()) if len(others) else inf
+    return _End(float(value), following, 1 - len(others) / image.numel())
+
+
+def _apart(contents: Sequence[_Contents]) -> tuple[float, float] | None:
+    """See `DataReport.apart`."""
+    both = list(zip(*(of.ends for of in contents if of.ends is not None), strict=True))
+    if not both:
+        return None
+    for ends, opposite, sign in ((both[0], both[1], 1), (both[1], both[0], -1)):
+        value, furthest = min(end.value for end in ends), -min(end.value for end in opposite)
+        following = min(end.value if end.value > value else end.following for end in ends)
+        share = sum(end.share for end in ends if end.value == value) / len(ends)
+        # Others of one value, as those of a mask, lie nowhere from each other.
+        if share >= _SELDOM and 0 < furthest - following < following - value < inf:
+            return sign * value, share
+    return None
 
 
 def _shown(
@@ -294,6 +337,7 @@ def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int])
         no_data=images.no_data,
         missing=float(np.mean([of.missing for of in contents])),
         marked=tuple(value for value, _ in marked.most_common()),
+        apart=_apart(contents),
         img_size=img_size,
         sizes=_sizes(np.array([seen.size for seen in read]), img_size),
         channels=_channels(contents, bounded=images.dtype.kind == "u"),

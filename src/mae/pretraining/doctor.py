@@ -34,6 +34,7 @@ _IMAGES = 4
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 3.0, 2.0, 6.0
 _MEMORY_SHARE = 0.9
+_HIGH_RATE = 0.01  # four times the largest of the official recipes
 _MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "stop": "STOP"}
 _STYLES = {"ok": None, "note": "cyan", "warn": "yellow", "stop": "bold red"}
 _REFERENCE = "imagenet_base"
@@ -190,7 +191,10 @@ def _plan(prepared: Prepared) -> Iterator[Finding]:
     warmup = warmup_steps(config, len(prepared.images)) / prepared.total_steps
     ours = f"peak {peak_rate(config):.3g}, {base:.2g} for each 256 images ({official.base_lr:.2g}); "
     ours += f"warm-up {warmup:.0%} of {prepared.total_steps:,} steps (5%)"
-    yield _noted("rate and schedule", f"{ours}; official values in brackets", "", level="ok")
+    high = peak_rate(config) > _HIGH_RATE
+    advice = "AdamW moves every weight by about the rate in a step: such a rate diverges; 1e-3 suits most models"
+    schedule = f"{ours}; official values in brackets"
+    yield _noted("rate and schedule", schedule, advice if high else "", level="warn" if high else "ok")
     yield _noted("differs from the official recipe", "; ".join(differing) or "in nothing", "", level="ok")
     if (depth := prepared.model_config.decoder_depth) < SHALLOW_DECODER:
         yield _noted(

@@ -17,6 +17,7 @@ from mae.training.engine import Trainer
 from mae.training.health import (
     Collapse,
     DataWait,
+    Divergence,
     GradientGrowth,
     Health,
     LossSpike,
@@ -44,6 +45,8 @@ def make_health(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks, ob
     ]
     if yardsticks.mean_of_visible >= NO_YARDSTICK:
         signs.append(NoBetterThanMean(baseline=yardsticks.mean_of_visible, after=learned))
+    if yardsticks.zero >= NO_YARDSTICK:
+        signs.append(Divergence(baseline=yardsticks.zero))
     return Health(signs, observers)
 
 

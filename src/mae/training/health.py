@@ -184,9 +184,38 @@ class NoBetterThanMean:
         if now < self._SHARE * self._baseline:
             return None
         return (
-            f"after {row['step']:,} steps the reconstruction loss is {now:.4f}, no better than predicting the mean "
-            f"colour ({self._baseline:.4f}): the rate may be far too small or too large, the images may be constant or "
-            "noise, or normalised wrongly; look at the newest panel, and run: mae doctor"
+            f"after {row['step']:,} steps the reconstruction loss is {now:.4f}, and predicting the mean colour alone "
+            f"gives {self._baseline:.4f}: these may be too few steps yet, the rate may be far too small or too large, "
+            "the images may be constant or noise, or normalised wrongly; look at the newest panel, and check the run "
+            "with: mae doctor RUN"
+        )
+
+
+class Divergence:
+    """The loss stays far above that of a predictor that says nothing, so the model's predictions are far too large.
+
+    Args:
+        baseline: the reconstruction term of predicting 0.
+    """
+
+    name = "diverging"
+    _ROWS, _FACTOR = 3, 3.0  # fresh weights are at about twice the baseline
+
+    def __init__(self, *, baseline: float) -> None:
+        self._baseline = baseline
+        self._rows = 0
+
+    def see(self, row: LogRow) -> str | None:
+        """See `Sign`."""
+        if "loss" not in row:
+            return None
+        now = row["terms"]["reconstruction"]
+        self._rows = self._rows + 1 if now > self._FACTOR * self._baseline else 0
+        if self._rows != self._ROWS:  # told once for each time it gets there
+            return None
+        return (
+            f"the reconstruction loss is {now:.4g}, and predicting 0 everywhere gives {self._baseline:.4g}: the rate "
+            "is far too high; begin anew with a lower --lr (1e-3 suits most models), and keep --clip-grad 1"
         )
 
 
@@ -222,21 +251,28 @@ class Overfitting:
 
 
 class Collapse:
-    """The features lose their dimensions: their effective rank falls to less than half of what it was."""
+    """The features lose their dimensions: their effective rank falls to less than half of what it was, or to one."""
 
     name = "feature collapse"
-    _SHARE = 0.5
+    _SHARE, _ONE = 0.5, 1.5
 
     def __init__(self) -> None:
         self._most = 0.0
+        self._was_one = False
 
     def see(self, row: LogRow) -> str | None:
         """See `Sign`."""
         rank = row.get("evaluation", {}).get("effective_rank")
         if rank is None or row["step"] == 0:  # fresh weights have a rank of their own, which says nothing
             return None
-        most = self._most
-        self._most = max(most, rank)
+        most, was_one = self._most, self._was_one
+        self._most, self._was_one = max(most, rank), rank < self._ONE
+        if self._was_one and not was_one:
+            self._most = rank
+            return (
+                f"the effective rank of the features is {rank:.1f}: all images look alike to the model; the rate is "
+                "far too high (lower --lr and begin anew), or the images show nothing"
+            )
         if rank >= self._SHARE * most:
             return None
         self._most = rank  # told again only if it falls as much again
