@@ -36,6 +36,10 @@ def patched(archive: bytes, offset: int, value: bytes) -> bytes:
     return archive[:entry] + value + archive[entry + len(value) :]
 
 
+def named_zip(names: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    return zipped([("a.png", picture()), ("channels.txt", names)], method)
+
+
 def archives() -> list[tuple[str, bytes, Verdict, str]]:
     """Zips by name, with the verdict on each."""
     good = zipped([("a.png", picture())])
@@ -51,6 +55,11 @@ def archives() -> list[tuple[str, bytes, Verdict, str]]:
         ("zip with a link", zipped([(link, b"/etc/passwd")]), "refused", "starts with b'/etc/pas'"),
         ("zip of one name twice", zipped([("a.png", picture(1)), ("b.png", picture(2))]).replace(b"b.png", b"a.png"),
          "ok", "2 of 2"),
+        ("zip that names channels", named_zip(b"red\ngreen\nblue\n"), "ok", "1 of 1"),
+        ("zip that names channels by a bomb", named_zip(bytes(40 << 20)), "refused", "channels.txt does not name"),
+        ("zip that names channels by lzma", named_zip(b"a\nb\nc\n", zipfile.ZIP_LZMA), "refused", "zip method 14"),
+        ("zip that names channels in secret", patched(named_zip(b"a\nb\nc\n"), 8, b"\1"), "refused", "encrypted"),
+        ("zip that names channels wrongly", patched(named_zip(b"a\nb\nc\n"), 16, b"\1\2\3\4"), "refused", "whole zip"),
         ("zip encrypted", patched(good, 8, b"\1"), "refused", "is encrypted"),
         ("zip of method deflate64", patched(packed, 10, b"\x09\0"), "refused", "zip method 9"),
         ("zip of no known method", patched(packed, 10, b"\xff\x7f"), "refused", "zip method 32767"),

@@ -86,6 +86,7 @@ def seeds() -> dict[str, list[bytes]]:
         "image": pictures,
         "zip": [*archives, containers.zipped(two, stored), containers.zipped(two, deflated)],
         "list": [b"a.png\n../list/a.png\n# a comment\n\nb.png\r\n", b"\xef\xbb\xbfa.png\n", b"/dev/zero\n"],
+        "names": [b"red\ngreen\nblue\n", b"\xef\xbb\xbfB02\r\nB03\r\n\r\nB04\r\n", b"a\na\n"],
         "config": [*options, json.dumps(_every_option()).encode()],
         "model config": [json.dumps(models.SMALL.to_json()).encode()],
         "model": [_model()],
@@ -117,14 +118,16 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("list", "features"):
+        for name in ("list", "features", "named"):
             (folder / name).mkdir()
         (folder / "list" / "a.png").write_bytes(containers.picture())
+        (folder / "named" / "a.png").write_bytes(containers.picture())
         (folder / "features" / "key.json").write_text('{"arrays": ["x"]}')
         self._places = {
             "image": ("image", "image.bin", ""),
             "zip": ("source", "archive.zip", ""),
             "list": ("source", "list/list.txt", ""),
+            "names": ("source", "named/channels.txt", "named"),
             "config": ("config", "config.json", ""),
             "model config": ("model config", "model.json", ""),
             "model": ("model", "model.safetensors", ""),

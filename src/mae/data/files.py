@@ -259,7 +259,7 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
         with zipfile.ZipFile(path) as archive:
             named = [member for member in archive.infolist() if member.filename]
             members = sorted((member for member in named if not member.is_dir()), key=lambda member: member.filename)
-            channels = _names_in(archive, [member.filename for member in members], name=name)
+            channels = _names_in(archive, members, name=name)
     # Reading a member may raise zlib's own error.
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
@@ -281,14 +281,19 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     )
 
 
-def _names_in(archive: zipfile.ZipFile, members: Sequence[str], *, name: str) -> tuple[str, ...] | None:
+def _names_in(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo], *, name: str) -> tuple[str, ...] | None:
     """The channels' names at the top of an archive, or of its one folder."""
-    found = [member for member in members if member.split("/")[-1] == NAMES_FILE and member.count("/") <= 1]
+    found = [member for member in members if member.filename.split("/")[-1] == NAMES_FILE]
+    found = [member for member in found if member.filename.count("/") <= 1]
     if not found:
         return None
-    shallowest = min(found, key=lambda member: member.count("/"))
-    with archive.open(shallowest) as file:
-        return _channel_names(file.read(_MAX_NAMES_BYTES + 1), name=f"{name}/{shallowest}")
+    member = min(found, key=lambda member: member.filename.count("/"))
+    if member.compress_type not in _READABLE_METHODS:
+        raise UsageError(
+            f"{name}/{member.filename} is compressed by zip method {member.compress_type}; expected stored or deflated"
+        )
+    with archive.open(member) as file:
+        return _channel_names(file.read(_MAX_NAMES_BYTES + 1), name=f"{name}/{member.filename}")
 
 
 def _walk(root: Path) -> Iterator[tuple[str, int, int]]:
