@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs_here import run_jobs_here
 from PIL import Image
 
 from mae.cli import main
@@ -40,6 +41,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("doctor._STEP_SECONDS", "doctor._LOADING_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):
         monkeypatch.setattr(f"mae.pretraining.{name}", 0.1)  # what is timed is timed less long
     monkeypatch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 6)
+    run_jobs_here(monkeypatch)
     return tmp_path
 
 

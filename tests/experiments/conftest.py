@@ -5,14 +5,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs_here import run_jobs_here
 from PIL import Image
 
 from mae.experiments.run import StudyOutcome, study
 
 TINY: dict[str, Any] = {
-    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 15, "epochs": 1.0,
-    "mask_warmup": 0.5, "workers": 0, "device": "cpu", "finetune_epochs": 1.0, "quiet": True, "skip_doctor": True,
+    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "decoder_depth": 1,
+    "batch_size": 15, "epochs": 1.0, "mask_warmup": 0.5, "workers": 0, "device": "cpu", "finetune_epochs": 1.0,
+    "quiet": True, "skip_doctor": True,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing as a run goes takes longer than these runs, and no test looks at it."""
+    monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
 
 
 @pytest.fixture(scope="session")
@@ -34,4 +42,6 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def compared(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyOutcome:
     """`compare` with two seeds."""
-    return study("compare", labelled, out=tmp_path_factory.mktemp("study") / "compare", seeds=2, **TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        run_jobs_here(patch)
+        return study("compare", labelled, out=tmp_path_factory.mktemp("study") / "compare", seeds=2, **TINY)

@@ -1,6 +1,6 @@
 """A run small enough for a test, and folders of images made on the fly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,13 @@ import pytest
 from PIL import Image
 
 import mae
+from mae.pretraining import monitor
 
 TINY = {
-    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "batch_size": 32, "steps": 6, "workers": 0,
-    "save_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
+    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 32, "steps": 6,
+    "workers": 0, "save_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
 }  # fmt: skip
+WATCHED = {"LABEL_FREE": 24, "VIEWED": 8, "TRAIN": 20, "TEST": 10}
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +23,16 @@ def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """Drawing takes longer than such a run; only tests marked `pictures` look at them."""
     if request.node.get_closest_marker("pictures") is None:
         monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
+        monkeypatch.setattr("mae.pretraining.narrate.draw_curve", lambda *args, **options: None)
+
+
+@pytest.fixture(autouse=True)
+def few_watched() -> Iterator[pytest.MonkeyPatch]:
+    """A look at the features takes longer than such a run; a test that wants all images undoes this."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in WATCHED.items():
+            patch.setattr(monitor, f"_{name}_IMAGES", count)
+        yield patch
 
 
 @pytest.fixture

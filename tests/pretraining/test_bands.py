@@ -83,3 +83,15 @@ def test_the_options_are_typed_as_the_help_says(tmp_path: Path, capsys: pytest.C
     ):
         assert main([*command, *option]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_images_to_watch_are_matched_by_name_too(tmp_path: Path, pretrain: Callable) -> None:
+    labelled = tmp_path / "labelled"
+    for name in ("calm", "rough"):
+        labelled.mkdir(exist_ok=True)
+        tiles(labelled / name, count=4)
+        (labelled / name / "channels.txt").unlink()
+    (labelled / "channels.txt").write_text("B02\nB03\nB04\nred edge\nB11\n")
+    options = {"channels": ("B08", "B02"), "no_data": "nan", "steps": 2, "batch_size": 12}
+    with pytest.raises(UsageError, match="labelled has no channel 'B08'"):
+        pretrain(source=str(tiles(tmp_path / "tiles")), monitor=str(labelled), **options)

@@ -33,15 +33,6 @@ LENT = {"knn", "probe", "commonest_class", "chance"}
 EVERY_STEP = 1 / 44  # digits: 44 steps of 32 images an epoch
 
 
-@pytest.fixture(autouse=True)
-def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, count in {"LABEL_FREE": 24, "VIEWED": 8, "TRAIN": 20, "TEST": 10}.items():
-        monkeypatch.setattr(monitor, f"_{name}_IMAGES", count)
-    monkeypatch.setattr(
-        "mae.pretraining.parts.draw_panels", lambda *args, **options: None
-    )  # they take most of the time
-
-
 @pytest.fixture
 def labelled(tmp_path: Path) -> Path:
     """Two classes of grey pictures in sizes of their own, ten of each: dark ones, and bright ones."""

@@ -7,19 +7,22 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import mae
+from mae.config import as_flags
 from mae.errors import UsageError
 from mae.training.log import loss_rows, read_rows
 
 Run = Callable[..., mae.PretrainResult]
-ARGS = (
-    "builtin:digits --model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 64 --steps 60 --device cpu "
-    "--save-every 7 --workers 1 --skip-doctor"
-)
+OPTIONS: dict[str, Any] = {
+    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 64, "steps": 42,
+    "device": "cpu", "save_every": 5, "skip_doctor": True,
+}  # fmt: skip
+ARGS = ["builtin:digits", "--workers", "1", *(flag for name in OPTIONS for flag in as_flags(name, OPTIONS[name]))]
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[str]:
@@ -50,25 +53,27 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_twice_in_mid_epoch_and_resumed(tmp_path: Path):
-    """22 steps an epoch: the kills fall into the first and the second, never at a checkpoint."""
-    through = start(tmp_path / "through", *ARGS.split())
-    assert through.wait(timeout=240) == 0, through.communicate()
-    cut = start(tmp_path / "cut", *ARGS.split())
-    for step in (10, 32):
+def test_killed_twice_in_mid_epoch_and_resumed(tmp_path: Path, few_watched: pytest.MonkeyPatch):
+    """22 steps an epoch: the kills fall into the first and the second, never at a checkpoint.
+
+    What goes through has no loading process, and is this process, as what goes on after the second kill is.
+    """
+    few_watched.undo()  # as many images as the processes that are killed look at
+    assert mae.pretrain("builtin:digits", out=tmp_path / "through", quiet=True, workers=0, **OPTIONS).finished
+    for step, args in ((8, ARGS), (27, ["--resume"])):
+        cut = start(tmp_path / "cut", *args)
         wait_for_step(cut, tmp_path / "cut", step)
         os.killpg(cut.pid, signal.SIGKILL)
-        cut.wait()
+        cut.communicate()
         assert not (tmp_path / "cut" / "summary.json").exists()
-        cut = start(tmp_path / "cut", "--resume")
-    assert cut.wait(timeout=240) == 0, cut.communicate()
+    assert mae.pretrain(out=tmp_path / "cut", resume=True, quiet=True).finished
     assert_same_end(tmp_path / "through", tmp_path / "cut")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_says_how_to_go_on_and_exits_130(tmp_path: Path, number: signal.Signals):
-    run = start(tmp_path / "run", *ARGS.split(), "--steps", "400")
+    run = start(tmp_path / "run", *ARGS, "--steps", "400")
     wait_for_step(run, tmp_path / "run", 3)
     os.killpg(run.pid, number)  # as a terminal does: the loading processes get it too
     shown, complaints = run.communicate(timeout=120)
@@ -136,15 +141,15 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
 
     So is what a batch is compared with (uniformity), and how much of it is hidden.
     """
-    args = [*ARGS.split(), "--steps", "12", "--accumulate", "2", "--recipe", "improved", "--mask-warmup", "0.3"]
-    one = start(tmp_path / "one", *args)
-    assert one.wait(timeout=240) == 0, one.communicate()
+    changed = {"steps": 6, "accumulate": 2, "recipe": "improved", "mask_warmup": 0.15}
+    assert mae.pretrain("builtin:digits", out=tmp_path / "one", quiet=True, **{**OPTIONS, **changed}).finished
+    args = [*ARGS, *(flag for name in changed for flag in as_flags(name, changed[name]))]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mae"]
     again = ["pretrain", *args, "--no-skip-doctor", "--out", str(tmp_path / "two")]  # one of them checks, both begin
     done = subprocess.run([*launcher, *again], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("one", "two")]
-    assert [row["step"] for row in rows[1]] == list(range(1, 13))
+    assert [row["step"] for row in rows[1]] == list(range(1, 7))
     for alone, together in zip(*rows, strict=True):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
         assert together["terms"] == pytest.approx(alone["terms"], rel=1e-5, abs=1e-6)

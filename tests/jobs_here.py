@@ -1,0 +1,30 @@
+"""Studies whose runs are carried out in this process: starting one for each takes longer than a tiny run."""
+
+import io
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mae.experiments import job, runner
+
+
+class _Here:
+    """Instead of a process: the run is over when it is begun."""
+
+    def __init__(self, command: list[str], **given: Any) -> None:
+        self.stdin = io.BytesIO()
+        self._code = job.main(Path(command[-2]), Path(command[-1]))
+
+    def poll(self) -> int:
+        return self._code
+
+
+def run_jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the pictures that a run draws as it goes."""
+    here = SimpleNamespace(Popen=_Here, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(runner, "subprocess", here)
+    monkeypatch.setattr(job, "_stop_with_parent", lambda: None)  # which reads this process's input
+    monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
