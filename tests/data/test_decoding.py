@@ -367,7 +367,7 @@ def test_lack_of_memory_is_told(monkeypatch):
         decode(png(), name="a.png")
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 100), (100, 1)])
 def test_tiny_and_thin_images_are_allowed(size):
     assert checked(png(*size)).shape == (*size, 3)
 

@@ -9,6 +9,8 @@ from mae.errors import MAEError
 MAX_PIXELS = 64 * 1024 * 1024
 MAX_SIDE = 16384
 MAX_BYTES = 512 * 1024 * 1024
+MAX_ASPECT = 100
+"""Longer side over the shorter: panoramas and spectrograms are far below, and of a strip a crop would show nothing."""
 
 
 class UnreadableImage(MAEError):
@@ -45,13 +47,15 @@ def check_size(info: ImageInfo, *, name: str) -> None:
     """Refuses an image that is too large to be an honest one.
 
     Raises:
-        UnreadableImage: an empty image, a side, a number of pixels or a decoded size over the limits.
+        UnreadableImage: an empty image, a side, sides' ratio, a number of pixels or a decoded size over the limits.
     """
     size = f"{name} is {info.width} x {info.height} pixels"
     if min(info.height, info.width, info.channels) < 1:
         raise UnreadableImage(f"{size}; expected at least 1 x 1")
     if max(info.height, info.width) > MAX_SIDE:
         raise UnreadableImage(f"{size}; a side may have {MAX_SIDE} at most")
+    if max(info.height, info.width) > MAX_ASPECT * min(info.height, info.width):
+        raise UnreadableImage(f"{size}; the longer side may be {MAX_ASPECT} times the shorter at most")
     if info.height * info.width > MAX_PIXELS:
         raise UnreadableImage(f"{size}; an image may have {MAX_PIXELS:,} pixels at most")
     if info.num_bytes > MAX_BYTES:
