@@ -101,7 +101,9 @@ def test_files_that_name_their_channels_differently_are_refused():
         load_images(Tagged(tiles(2), [BANDS, None]), in_chans=None)
 
 
-@pytest.mark.parametrize("text", ["", "a\na\n", "a,b\n", "x" * 101, "\n".join(map(str, range(2000))), "y" * (1 << 17)])
+@pytest.mark.parametrize(
+    "text", ["", "a\na\n", "a,b\n", "a\x1b[31m\n", "x" * 101, "\n".join(map(str, range(2000))), "y" * (1 << 17)]
+)
 def test_a_file_that_names_no_channels_is_refused(tmp_path, text):
     with pytest.raises(UsageError, match="channels.txt does not name channels; expected a line each"):
         opened(written(tmp_path / "tiles", tiles(), names=text))

@@ -34,11 +34,13 @@ def tiles(folder: Path, order: tuple[str, ...] = BANDS, *, count: int = 24, gaps
     return folder
 
 
-def test_a_run_learns_from_what_is_known_and_its_model_says_of_what(tmp_path: Path, pretrain: Callable) -> None:
-    wanted = ("B08", "B02", "B11")
-    result = pretrain(
-        source=str(tiles(tmp_path / "tiles")), channels=wanted, no_data="nan", steps=30, batch_size=12, lr=5e-3
-    )
+def test_a_run_learns_from_what_is_known_and_its_model_says_of_what(
+    tmp_path: Path, pretrain: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted, source = ("B08", "B02", "B11"), str(tiles(tmp_path / "tiles"))
+    result = pretrain(source=source, channels=wanted, no_data="nan", steps=30, batch_size=12, lr=5e-3, quiet=False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "3 channels (B08, B02, B11);" in told and "nan in the files means no data" in told
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert np.isfinite(losses).all() and losses[-1] < 0.9 * losses[0]

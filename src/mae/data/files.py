@@ -235,11 +235,11 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
 def _channel_names(data: bytes, *, name: str) -> tuple[str, ...]:
     lines = data.decode("utf-8-sig", "replace").splitlines() if len(data) <= _MAX_NAMES_BYTES else []
     names = tuple(line.strip() for line in lines if line.strip())
-    short = all(len(each) <= _MAX_NAME and "," not in each for each in names)
-    if not short or len(set(names)) < len(names) or not 0 < len(names) <= _MAX_NAMES:
+    usable = all(len(each) <= _MAX_NAME and "," not in each and each.isprintable() for each in names)
+    if not usable or len(set(names)) < len(names) or not 0 < len(names) <= _MAX_NAMES:
         raise UsageError(
             f"{name} does not name channels; expected a line each, up to {_MAX_NAMES:,} different names of at most "
-            f"{_MAX_NAME} characters, without commas"
+            f"{_MAX_NAME} printable characters, without commas"
         )
     return names
 

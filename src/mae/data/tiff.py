@@ -186,7 +186,8 @@ def _band_names(page: "TiffPage", channels: int) -> tuple[str, ...] | None:
     text = page.tags.valueof(_GDAL_METADATA, "")
     found = dict(_BAND_NAME.findall(text[:_MAX_METADATA])) if isinstance(text, str) else {}
     names = [html.unescape(found.get(str(band), "")).strip() for band in range(channels)]
-    return tuple(names) if all(names) and len(set(names)) == channels else None
+    usable = all(name and name.isprintable() and "," not in name for name in names)
+    return tuple(names) if usable and len(set(names)) == channels else None
 
 
 def _no_data(page: "TiffPage") -> str | None:

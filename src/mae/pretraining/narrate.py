@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mae.data.images import ImageSet
 from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.monitor import steps_between_looks, summarise_monitoring
@@ -22,6 +23,7 @@ from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
 
 _SHOWN_UNREADABLE = 5
+_SHOWN_CHANNELS = 16
 
 
 def show_header(
@@ -57,11 +59,21 @@ def _describe_model(prepared: Prepared, model: MaskedAutoencoder) -> str:
 def _describe_images(prepared: Prepared) -> str:
     images = prepared.images
     sizes = " to ".join(dict.fromkeys("x".join(map(str, size)) for size in images.size_range()))
-    lines = [f"{len(images):,} of {sizes} pixels, {images.channels} channel(s); {prepared.note}"]
+    lines = [f"{len(images):,} of {sizes} pixels, {_describe_channels(images)}; {prepared.note}"]
+    if images.no_data is not None:
+        lines.append(f"{images.no_data} in the files means no data: left out of statistics and loss")
     if images.unreadable:
         lines.append(f"{len(images.unreadable)} unreadable; others are shown in their place:")
         lines += images.unreadable[:_SHOWN_UNREADABLE]
     return "\n".join(lines)
+
+
+def _describe_channels(images: ImageSet) -> str:
+    count = f"{images.channels} channel{'' if images.channels == 1 else 's'}"
+    if images.channel_names is None:
+        return count
+    more = ", ..." if images.channels > _SHOWN_CHANNELS else ""
+    return f"{count} ({', '.join(images.channel_names[:_SHOWN_CHANNELS])}{more})"
 
 
 def _describe_held_out(prepared: Prepared) -> str:
