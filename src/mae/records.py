@@ -46,7 +46,7 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
         if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
             raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
-        raise UsageError(f"{what} {first['loc'][0]} is {_shown(first['input'])}: {first['msg'].lower()}") from error
+        raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def check_no_data(text: str, *, name: str) -> None:
     except ValueError:
         is_usable = False
     if not is_usable:
-        raise UsageError(f"{name} is {_shown(text)}; expected a finite number, or nan")
+        raise UsageError(f"{name} is {shown(text)}; expected a finite number, or nan")
 
 
 def safe_name(text: str) -> str:
@@ -108,10 +108,10 @@ def check_known(given: Collection[str], known: Collection[str], *, what: str) ->
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
-            raise UsageError(f"unknown {what} {_shown(name)}; did you mean {' or '.join(near[:3])}?")
+            raise UsageError(f"unknown {what} {shown(name)}; did you mean {' or '.join(near[:3])}?")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value in a message: not all of it where it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -10,10 +10,12 @@ import torch
 from data.pictures import png
 from safetensors.torch import save_file
 
+import mae
 from mae.cli import main
 from mae.evaluation.knn import Knn
 from mae.evaluation.run import PROTOCOLS, Evaluator
-from mae.models.storage import model_metadata
+from mae.models.probe import probe_of
+from mae.models.storage import load_model, load_with_report, model_metadata
 from mae.models.zoo import create_model
 
 
@@ -92,6 +94,47 @@ def test_embed_and_neighbours(typed, capsys):
     assert (typed / "f.npz").is_file() and (typed / "n.png").is_file()
     for command in ("embed", "neighbours"):
         assert code_of(f"{command} --help") == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "embed model.safetensors flat --out f.npz --device cpu",
+        "neighbours model.safetensors flat --out n.png --k 1 --device cpu",
+        "evaluate label_free model.safetensors --data flat --device cpu --out out",
+        "evaluate all model.safetensors --data labelled --device cpu --out out",
+    ],
+)
+def test_one_line_says_what_was_loaded(typed, capsys, words):
+    file = typed / "model.safetensors"
+    model = load_model(file)
+    save_file(model.state_dict(), file, model_metadata(model, probe=probe_of(model)))
+    assert code_of(words) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == load_with_report(file)[1].line() and "probe reproduced" in first
+    assert not any("loaded" in line for line in others)
+
+
+def test_quiet_says_nothing_of_what_was_loaded(typed, capsys):
+    quiet = {"device": "cpu", "quiet": True}
+    mae.embed("model.safetensors", "flat", out="f.npz", **quiet)
+    mae.neighbours("model.safetensors", "flat", out="n.png", k=1, **quiet)
+    mae.evaluate("label_free", "model.safetensors", data="flat", out="out", **quiet)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["embed", "model.safetensors", "flat", "--out", "\x1b[2J.npz"],
+        ["neighbours", "model.safetensors", "flat", "--k", "1", "--out", "\x1b[2J.png"],
+        ["evaluate", "all", "model.safetensors", "--data", "labelled", "--out", "\x1b[2J"],
+    ],
+)
+def test_a_name_cannot_steer_the_terminal(typed, capsys, words):
+    assert main([*words, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\ufffd[2J" in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

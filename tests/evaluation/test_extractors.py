@@ -23,6 +23,7 @@ from mae.evaluation.extractors import (
 )
 from mae.evaluation.run import usual_folder
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.storage import load_with_report
 from mae.models.zoo import create_model
 
 CPU = torch.device("cpu")
@@ -190,6 +191,8 @@ def test_a_run_a_checkpoint_and_a_file_are_the_same_model(run, tmp_path):
     specs = [run, str(run), checkpoint, checkpoint / "model.safetensors", copied]
     found = [open_extractor(spec, device=CPU) for spec in specs]
     assert len({extractor.identity for extractor in found}) == 1
+    assert {extractor.loaded for extractor in found} == {load_with_report(copied)[1].line()}
+    assert open_extractor(found[0].model, device=CPU).loaded is None  # of a model in memory nothing was loaded
     assert [extractor.name for extractor in found] == [str(spec) for spec in specs]
     assert all(extractor.model is not None and not extractor.model.training for extractor in found)
     folders = [usual_folder(spec, extractor) for spec, extractor in zip(specs, found, strict=True)]

@@ -124,8 +124,39 @@ def nudge(tensors: dict[str, Tensor]) -> None:
 )
 def test_changed_weights_do_not_reproduce_the_probe(tamper: Callable[..., object], whole: Path) -> None:
     rewrite(whole, lambda tensors, record: tamper(tensors))
-    with pytest.raises(MAEError, match=r"does not reproduce the probe in its file \(largest difference \d.*mae': '"):
+    with pytest.raises(MAEError, match=r"does not reproduce the probe in its file \(largest difference \d") as refused:
         load_model(whole)
+    versions = f"mae {__version__}, torch {torch.__version__}, python {platform.python_version()}"
+    assert str(refused.value).endswith(f"the versions that wrote it: {versions}")
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        (None, "wrote it: not known"),
+        ("x" * 1000, f"wrote it: '{'x' * 199}…"),
+        ({"mae": "x" * 1000}, f"wrote it: mae {'x' * 196}"),
+        ({"mae": "\x1b[2J"}, r"wrote it: 'mae \x1b[2J'"),
+        ({"mae": {"a": [1]}}, "wrote it: mae {'a': [1]}"),
+    ],
+)
+def test_foreign_versions_are_shown_within_bounds(versions: object, says: str, whole: Path) -> None:
+    def change(tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        nudge(tensors)
+        record["origin"]["versions"] = versions
+
+    rewrite(whole, change)
+    with pytest.raises(MAEError) as refused:
+        load_model(whole)
+    assert str(refused.value).endswith(says)
+
+
+@pytest.mark.parametrize("field", ["format", "grid", "channels"])
+def test_a_foreign_value_is_shown_within_bounds(field: str, whole: Path) -> None:
+    rewrite(whole, lambda tensors, record: record.update({field: ["x" * 1000] * 100}))
+    with pytest.raises(MAEError, match="xxx…") as refused:
+        load_model(whole)
+    assert len(str(refused.value)) < 700
 
 
 @pytest.mark.parametrize(

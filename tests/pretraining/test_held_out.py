@@ -2,17 +2,23 @@
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from rich.console import Console
 
 import mae
 from mae.config import PretrainConfig
 from mae.data.augmentation import central_crop
 from mae.data.loaders import TrainingLoader, normalise
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
+from mae.pretraining import monitor
+from mae.pretraining.monitor import make_monitor
+from mae.pretraining.parts import fresh_model
 from mae.pretraining.settle import num_held_out, prepare
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.training.distributed import World
@@ -89,5 +95,16 @@ def test_without_them_nothing_is_said(pretrain: Callable[..., mae.PretrainResult
 
 
 def test_a_batch_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds 1438 images, 28 of them held out; use at most 1410"):
+    with pytest.raises(UsageError, match="holds 1438 images, 28 of them held out; use --batch-size 28$"):
         prepared(tmp_path, batch_size=1420)
+
+
+def test_a_name_in_what_could_not_be_measured_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    ready = prepared(tmp_path, batch_size=16)
+    task = make_monitor(ready, fresh_model(ready), console := Console(record=True, file=StringIO()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor, "_encode", fail := Mock(side_effect=MAEError("\x1b[2J.png is gone")))
+        task.run(3)
+    assert fail.called and "step 3: label-free numbers could not be measured, the run goes on: \ufffd[2J.png" in (
+        console.export_text(styles=True)
+    )

@@ -40,7 +40,7 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--mask-ratio", "0"], "--mask-ratio is 0.0"),
         (["builtin:digits", "--mask-ratio", "1"], "--mask-ratio is 1.0"),
         (["builtin:digits", "--mask-ratio", "0.99"], "leaves 0 visible and 16 hidden"),
-        (["builtin:digits", "--batch-size", "5000"], "28 of them held out; use at most 1410"),
+        (["builtin:digits", "--batch-size", "5000"], "28 of them held out; use --batch-size 28"),
         (["builtin:digits", "--batch-size", "30", "--accumulate", "4"], "multiple of 4"),
         (["builtin:digits", "--lr", "1", "--base-lr", "1"], "both --lr and --base-lr"),
         (["builtin:digits", "--epochs", "1", "--steps", "1"], "both --epochs and --steps"),

@@ -1,6 +1,7 @@
 """A step that ended a run is seen again as it was."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 import mae
 from mae.cli import main
+from mae.cli.replay import _in_words
 from mae.data.images import ImageSet
 from mae.errors import MAEError, UsageError
 from mae.pretraining.replay import CAPTURE, replay
@@ -39,8 +41,9 @@ def broken(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, **optio
     monkeypatch.setattr(ImageSet, "get", get)
     monkeypatch.setattr("mae.training.engine.MOST_IN_A_ROW", 1)
     monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: nothing_watched())
-    with pytest.raises(MAEError, match=r"not finite.*failures/step-0000000\d, see it again with: mae replay"):
+    with pytest.raises(MAEError, match=r"not finite.* see it again with: mae replay .*failures/step") as ended:
         pretrain("run", source=str(source), batch_size=16, skip_doctor=True, statistics="data", **options)
+    assert (Path(shlex.split(str(ended.value))[-1]) / CAPTURE).is_file()
     return source.parent / "run"
 
 
@@ -73,6 +76,35 @@ def test_the_same_images_break_again(
     assert main(["replay", str(capture), "--device", "cpu"]) == 0
     told = capsys.readouterr().out
     assert f"Step {values['step'] + 1} breaks again" in told and min(names) in told
+
+
+@pytest.mark.parametrize("of_the_run", [True, False])
+def test_where_every_image_breaks_none_is_named(
+    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of_the_run: bool
+) -> None:
+    folder = broken(pretrain, source, monkeypatch)
+    sound = ImageSet.get
+    monkeypatch.setattr(ImageSet, "get", lambda self, index: sound(self, index) * torch.inf)
+    (capture,) = (folder / "failures").iterdir()
+    monkeypatch.chdir(folder)
+    assert main(["replay", "." if of_the_run else f"failures/{capture.name}", "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert "all 16 of the batch: the weights, not one image" in told and ".tif" not in told
+
+
+@pytest.mark.parametrize(
+    ("broken_images", "of", "expected"),
+    [
+        ([], 8, "each is finite by itself"),
+        (["a"], 1, "a"),
+        (["a", "b"], 3, "a\nb"),
+        (["a", "b"], 2, "all 2 of the batch: the weights, not one image"),
+        (list("abcde"), 8, "a\nb\nc\nd\ne"),
+        (list("abcdefg"), 8, "a\nb\nc\nd\ne\nand 2 more"),
+    ],
+)
+def test_few_images_are_named(broken_images: list[str], of: int, expected: str) -> None:
+    assert _in_words(broken_images, of=of) == expected
 
 
 def test_a_step_that_is_whole_now_is_told_so(

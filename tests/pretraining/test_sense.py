@@ -18,6 +18,7 @@ from mae.pretraining.sense import (
     check_sense,
     num_parameters,
 )
+from mae.pretraining.settle import advised_batch
 from mae.recipes import recipe_config
 from mae.recipes.demo import demo
 from mae.training.schedule import WarmupCosine
@@ -56,6 +57,13 @@ def config(recipe: str = "default", **options: Any) -> PretrainConfig:
 def test_nonsense_is_refused_with_what_to_do(run: PretrainConfig, num_images: int, says: str):
     with pytest.raises(UsageError, match=says):
         check_sense(run, num_images)
+
+
+@pytest.mark.parametrize("num_images", [*range(2, 10), 49, 99, 100, 500, 100_000])
+@pytest.mark.parametrize("held_out", [0.0, 0.02, 0.5])
+def test_the_batch_that_is_advised_is_not_refused(num_images: int, held_out: float):
+    run = config(batch_size=64, epochs=10_000.0, held_out=held_out)
+    check_sense(run.override({"batch_size": advised_batch(run, num_images)}), num_images)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from toy import make_trainer
 
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 from mae.training import checkpoint
 
 
@@ -96,9 +96,69 @@ def test_weights_of_another_module_are_refused(written: Path):
         checkpoint.restore(written / "step-00000012", module=other, optimizer=optimizer)
 
 
-def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path):
+def test_a_damaged_one_that_is_newer_is_told_of(written: Path):
+    older, last = written / "step-00000008", written / "step-00000012"
+    (written / ".writing-step-00000099").mkdir()
+    assert checkpoint.usable_checkpoint(written) == (last, "")
+    (last / "state.json").unlink()
+    path, note = checkpoint.usable_checkpoint(written)
+    assert path == older and "99" not in note and note.endswith(f"; the older {older} is used instead")
+    assert note.startswith(f"{last} lacks state.json; the older ")
+    (older / "state.json").write_text("{}")
+    with pytest.raises(MAEError) as refused:
+        checkpoint.usable_checkpoint(written)
+    assert not isinstance(refused.value, UsageError)
+    told = str(refused.value)
+    assert told.startswith(f"every checkpoint in {written} is damaged: {last} lacks state.json; ")
+    assert f"; {older / 'state.json'} is not the file that was written (size or checksum differs); put" in told
+
+
+def test_a_damaged_one_that_is_older_is_not(written: Path):
+    (written / "step-00000008" / "manifest.json").unlink()
+    assert checkpoint.usable_checkpoint(written) == (written / "step-00000012", "")
+
+
+def test_where_nothing_was_committed_there_is_nothing_to_tell(tmp_path: Path):
+    assert checkpoint.usable_checkpoint(tmp_path / "nowhere") == (None, "")
+    (tmp_path / ".writing-step-00000004").mkdir()
+    (tmp_path / "step-00000004").write_text("no folder")
+    assert checkpoint.usable_checkpoint(tmp_path) == (None, "")
+
+
+def test_of_many_damaged_ones_the_newest_are_named(tmp_path: Path):
+    for step in range(1, 7):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    with pytest.raises(
+        MAEError, match="step-00000006 lacks manifest.*step-00000004 lacks .*; and 3 more; put"
+    ) as refused:
+        checkpoint.usable_checkpoint(tmp_path)
+    assert "step-00000003" not in str(refused.value)
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[]", "no json", '{"files": null}', '{"files": {"model.safetensors": 1}}'])
+def test_a_manifest_that_is_none_is_named(written: Path, manifest: str):
+    (written / "step-00000012" / "manifest.json").write_text(manifest)
+    said = checkpoint.check(written / "step-00000012")
+    assert said.startswith(str(written / "step-00000012" / "manifest.json"))
+
+
+def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
+    make_trainer(tmp_path, keep_every=3).run()
+    for step in (9, 12):
+        (tmp_path / f"step-{step:08d}" / "state.json").write_text("{}")
+    trainer = make_trainer(tmp_path)
+    trainer.resume(tmp_path / "step-00000006")
+    trainer.step = 8
+    trainer._save()
+    assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 6, 8]
+
+
+def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make_trainer(tmp_path, keep_every=3).run()
     (tmp_path / "step-00000006" / "state.json").write_text("{}")
+    assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 9, 12]
+    (told,) = caplog.messages
+    assert told.startswith(str(tmp_path / "step-00000006" / "state.json")) and told.endswith("; it is left out")
     assert list(checkpoint.good_checkpoints(tmp_path).items()) == [
         (step, tmp_path / f"step-{step:08d}") for step in (3, 9, 12)
     ]
@@ -109,5 +169,5 @@ def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path):
 def test_only_a_manifest_that_says_so_keeps_a_checkpoint(tmp_path: Path, kept: str):
     make_trainer(tmp_path, keep_every=3).run()
     (tmp_path / "step-00000003" / "manifest.json").write_text(kept)
-    checkpoint.prune(tmp_path, keep=1)
+    checkpoint.prune(tmp_path, keep=1, step=12)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000009", "step-00000012"]

@@ -1,5 +1,6 @@
 """Steps that are not finite: left out, told, gone back from, and in the end the end of the run."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -76,15 +77,15 @@ def test_going_back_soon_again_ends_it_with_a_capture(tmp_path: Path):
 
     def capture(step: int) -> Path:
         captured.append(step)
-        return tmp_path / "what-happened"
+        return tmp_path / "what happened"
 
     trainer = make_trainer(tmp_path / "run", broken_at={5, 6, 7, 9, 10, 11}, capture=capture)
-    told = (
-        "3 steps in a row up to step 12, and it went back already at step 8.*step-00000004.*what-happened.*mae replay"
-    )
-    with pytest.raises(MAEError, match=told):
+    told = "3 steps in a row up to step 12, and it went back already at step 8.*step-00000004.*mae replay"
+    with pytest.raises(MAEError, match=told) as ended:
         trainer.run()
     assert captured == [11]
+    typed = str(ended.value).partition("see it again with: ")[2]
+    assert shlex.split(typed) == ["mae", "replay", str(tmp_path / "what happened")]
 
 
 def test_it_is_remembered_over_a_cut_that_it_went_back(tmp_path: Path):

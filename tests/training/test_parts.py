@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from toy import make_trainer
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.training.log import JsonLines, TensorBoard, loss_rows, read_rows
 from mae.training.optimizer import layered_groups, make_optimizer, parameter_groups
 from mae.training.run_folder import RunFolder, find_weights, new_run_folder
@@ -154,3 +155,27 @@ def test_weights_are_looked_for_where_they_may_be(tmp_path: Path):
     RunFolder(tmp_path / "run").begin({}, {})
     with pytest.raises(UsageError, match="a run without a checkpoint yet"):
         find_weights(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / ".writing-step-00000004").mkdir(parents=True)
+    with pytest.raises(UsageError, match="a run without a checkpoint yet"):
+        find_weights(tmp_path / "run")
+
+
+def test_weights_of_an_older_checkpoint_are_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run = tmp_path / "run\x1b[2J"
+    make_trainer(run / "checkpoints").run()
+    last = run / "checkpoints" / "step-00000012"
+    assert find_weights(run) == last / "model.safetensors" and caplog.messages == []
+    (last / "model.safetensors").write_bytes(b"cut")
+    assert find_weights(run) == run / "checkpoints" / "step-00000008" / "model.safetensors"
+    (told,) = caplog.messages
+    assert "step-00000012/model.safetensors is not the file that was written" in told and told.isprintable()
+    assert "step-00000008 is used instead" in told
+
+
+def test_a_run_with_damaged_checkpoints_alone_is_damaged(tmp_path: Path):
+    make_trainer(tmp_path / "checkpoints").run()
+    for path in (tmp_path / "checkpoints").iterdir():
+        (path / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(MAEError, match="is damaged: .*step-00000012/model.*step-00000008/model") as refused:
+        find_weights(tmp_path)
+    assert not isinstance(refused.value, UsageError)

@@ -34,7 +34,8 @@ def embed(
     from rich.console import Console
 
     from mae.evaluation import embedding
+    from mae.report.canvas import visible
 
     written = embedding.embed(model, source, out=out, features=features, data_root=data_root, device=device)
-    Console().print(f"Features in {written}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(f"Features in {visible(str(written))}", soft_wrap=True, highlight=False, markup=False)
     return 0

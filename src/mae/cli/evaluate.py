@@ -84,9 +84,11 @@ def _one(name: str, args: list[str]) -> int:
 def _all(args: list[str]) -> int:
     from rich.console import Console
 
+    from mae.report.canvas import visible
+
     request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_PROTOCOLS['all']}.")
     page = _evaluator(request).judge_all()
-    Console().print(f"\nLook at {page}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 

@@ -42,6 +42,7 @@ def neighbours(
     from rich.console import Console
 
     from mae.evaluation import embedding
+    from mae.report.canvas import visible
 
     drawn = embedding.neighbours(
         model,
@@ -54,5 +55,5 @@ def neighbours(
         device=device,
         seed=seed,
     )
-    Console().print(f"Look at {drawn}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(f"Look at {visible(str(drawn))}", soft_wrap=True, highlight=False, markup=False)
     return 0

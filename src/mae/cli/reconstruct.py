@@ -45,6 +45,7 @@ def reconstruct(
     from rich.console import Console
 
     from mae.evaluation import pictures
+    from mae.evaluation.extractors import show_loaded
     from mae.report.canvas import visible
 
     if animation:
@@ -54,7 +55,7 @@ def reconstruct(
             pictures.animate(model, images, out=target, mask_ratio=ratio, mask=mask, seed=seed, device=device),
         )
     else:
-        written = pictures.reconstruct(
+        drawn = pictures.reconstruct(
             model,
             images,
             mask_ratio=mask_ratio or None,
@@ -63,7 +64,9 @@ def reconstruct(
             seed=seed,
             out=out or Path("reconstruction.png"),
             device=device,
-        ).written
+        )
+        show_loaded(Console(), drawn.loaded)
+        written = drawn.written
     for path in written:
         Console().print(f"Look at {visible(str(path))}", soft_wrap=True, highlight=False, markup=False)
     return 0

@@ -14,7 +14,7 @@ from mae.data.images import ImageSet
 from mae.data.sources import Source, open_source
 from mae.errors import UsageError
 from mae.evaluation.bench import Gallery
-from mae.evaluation.extractors import PATCHES, open_extractor
+from mae.evaluation.extractors import PATCHES, open_extractor, show_loaded
 from mae.evaluation.feature_files import check_target, write_features
 from mae.evaluation.features import normalised_batches
 from mae.evaluation.knn import nearest
@@ -153,6 +153,7 @@ def _wanted(gallery: Gallery, features: Sequence[str]) -> list[str]:
 def _gallery(model: Any, source: str, data_root: Path, device_name: str, console: Console) -> Gallery:
     device = choose_device(device_name)
     extractor = open_extractor(model, device=device)
+    show_loaded(console, extractor.loaded)
     return Gallery(
         extractor=extractor,
         source=open_source(source, data_root=data_root),

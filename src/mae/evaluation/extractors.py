@@ -9,18 +9,20 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from mae.errors import UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.storage import load_model
+from mae.models.storage import load_with_report
 from mae.models.zoo import build_model
+from mae.report.canvas import visible
 from mae.training.run_folder import find_weights
 
 PATCHES = "patches"
@@ -80,6 +82,7 @@ class Extractor:
         identity: text that changes with the weights, so that stored features are never those of another model;
             None where it is not known, and then nothing is stored.
         model: the masked autoencoder itself, for what needs more than features.
+        loaded: what was loaded of its file, in one line; None where it comes from no file of this package.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Extractor:
     preprocessing: Preprocessing
     identity: str | None = None
     model: MaskedAutoencoder | None = None
+    loaded: str | None = None
 
     @torch.no_grad()
     def named(self, images: Tensor) -> Mapping[str, Tensor]:
@@ -138,7 +142,14 @@ def open_extractor(spec: Any, *, device: torch.device) -> Extractor:
         from mae.evaluation import foreign  # imports nothing heavy itself, but is rarely needed
 
         return foreign.timm_extractor(name, device=device) if kind == "timm" else foreign.hf_extractor(name, device)
-    return model_extractor(load_model(find_weights(Path(spec))).to(device), name=str(spec))
+    model, report = load_with_report(find_weights(Path(spec)))
+    return replace(model_extractor(model.to(device), name=str(spec)), loaded=report.line())
+
+
+def show_loaded(console: Console, loaded: str | None) -> None:
+    """What was loaded of a model's file, if it was one, as one line."""
+    if loaded is not None:
+        console.print(visible(loaded), highlight=False, soft_wrap=True, markup=False)
 
 
 def model_extractor(model: MaskedAutoencoder, *, name: str) -> Extractor:

@@ -71,6 +71,7 @@ class Pictures:
         numbers: how good `pasted` is, row by row; empty with `inpaint`.
         leaky_numbers: the same of `leaky`; empty where there is none.
         written: the files that were written.
+        loaded: what was loaded of the model's file, in one line; None for a model that was given itself.
     """
 
     names: tuple[str, ...]
@@ -87,6 +88,7 @@ class Pictures:
     numbers: tuple[PictureNumbers, ...]
     leaky_numbers: tuple[PictureNumbers, ...]
     written: tuple[Path, ...]
+    loaded: str | None
 
 
 def reconstruct(
@@ -284,6 +286,7 @@ def _pictures(extractor: Extractor, rows: Sequence[Row], views: Sequence[Reconst
         numbers=tuple(honest for honest, _ in judged),
         leaky_numbers=tuple(told for _, told in judged if told is not None),
         written=(),
+        loaded=extractor.loaded,
     )
 
 

@@ -16,7 +16,7 @@ from mae.data.base import LabelledData, LabelledSplit, check_parts
 from mae.data.sources import open_held_out, open_labelled
 from mae.errors import UsageError
 from mae.evaluation.bench import Bench, EvaluationProtocol, Gallery, Outcome
-from mae.evaluation.extractors import Extractor, open_extractor
+from mae.evaluation.extractors import Extractor, open_extractor, show_loaded
 from mae.evaluation.features import FeatureStore
 from mae.evaluation.record import Evaluation, hardware, versions
 from mae.evaluation.scores import confusion_matrix
@@ -137,6 +137,7 @@ class Evaluator:
         self.device = choose_device(device)
         self.seed = seed
         self.extractor = open_extractor(model, device=self.device)
+        show_loaded(console, self.extractor.loaded)
         self.folder = out if out is not None else usual_folder(model, self.extractor)
         self._spec, self._test, self._data_root = data, test, data_root
         records.check_known([overlap], get_args(Overlap), what="overlap")

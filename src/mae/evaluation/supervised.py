@@ -25,8 +25,9 @@ from mae.evaluation.bench import Bench
 from mae.evaluation.extractors import preprocessing_text
 from mae.randomness import Stream, seeds
 from mae.records import write_json
+from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
-from mae.training.checkpoint import find_checkpoint, remove_leftovers
+from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.distributed import World
 from mae.training.engine import PeriodicTask, Trainer, TrainingSettings
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
@@ -107,7 +108,7 @@ def train_with_labels(
 
     Raises:
         KeyboardInterrupt: a signal stopped it; everything is saved.
-        MAEError: it failed on the way.
+        MAEError: it failed on the way, or every checkpoint it could go on from is damaged.
     """
     if dist.is_torchelastic_launched():
         raise UsageError("an evaluation runs in one process; start it without torchrun")
@@ -126,7 +127,9 @@ def train_with_labels(
         device=bench.device,
         world=World(),
     )
-    newest = find_checkpoint(folder / "checkpoints")
+    newest, note = usable_checkpoint(folder / "checkpoints")
+    if note:
+        bench.console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
     if newest is not None:
         trainer.resume(newest)
     task = PeriodicTask(every=max(steps_per_epoch, total_steps // _LOOKS, 1), run=lambda step: look())

@@ -240,17 +240,18 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             raise ValueError(f"its record {too_much}")
         if record["format"] not in (_FORMAT_WITHOUT_PROBE, FORMAT):
             raise MAEError(
-                f"{path} is of format {record['format']!r}; this version of mae reads format {FORMAT} and older ones"
+                f"{path} is of format {records.shown(record['format'])}; this version of mae reads format {FORMAT} and "
+                "older ones"
             )
         config = ModelConfig.from_json(record["config"])
         if record["format"] == _FORMAT_WITHOUT_PROBE:
             origin = {"licence": record["licence"]}
             return _Record(config=config, described=record["config"], origin=origin, probe=None)
-        if record["grid"] != list(config.grid):
-            raise ValueError(f"its grid is {record['grid']}; its configuration makes {list(config.grid)}")
+        if (grid := record["grid"]) != list(config.grid):
+            raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.grid)}")
         names, probe = None if config.channels is None else list(config.channels), record["probe"]
         if record["channels"] != names:
-            raise ValueError(f"its channels are {record['channels']!r}; its configuration names {names}")
+            raise ValueError(f"its channels are {records.shown(record['channels'])}; its configuration names {names}")
         return _Record(
             config=config,
             described=record["config"],
@@ -326,12 +327,12 @@ def _reproduce(path: Path, model: MaskedAutoencoder, record: _Record) -> float |
             "changed after it was written; get the file anew"
         )
     if (difference := stored.difference(found)) > TOLERANCE:
-        versions = repr(record.origin.get("versions"))[:_MAX_SHOWN]
         raise MAEError(
             f"{path}: the loaded model does not reproduce the probe in its file (largest difference {difference:.1e} "
             f"of the largest value, rounding makes {TOLERANCE:.0e} at most): its tensors were changed after it was "
             "written, or this code computes something else with them (order of queries and keys, heads, positions, "
-            f"the norms' eps); get the file anew, or load it with the versions that wrote it: {versions}"
+            "the norms' eps); get the file anew, or load it with the versions that wrote it: "
+            f"{_versions(record.origin.get('versions'))}"
         )
     return difference
 
@@ -365,8 +366,20 @@ def _short(number: int) -> str:
     return f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number:,}"
 
 
+def _versions(stored: Any) -> str:
+    """`mae 0.1.0, torch 2.15.0`; what a file of another origin may hold there instead, as it is."""
+    if not isinstance(stored, dict):
+        return "not known" if stored is None else records.shown(stored)
+    return _clear(", ".join(f"{name} {version}" for name, version in stored.items()))
+
+
 def _some(names: Sequence[str]) -> str:
-    """The first names; a file may hold any, so that control characters are escaped and long ones cut."""
-    shown = [(name if name.isprintable() else repr(name))[:_MAX_SHOWN] for name in names[:_NUM_NAMED]]
+    """The first names."""
+    shown = [_clear(name) for name in names[:_NUM_NAMED]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _clear(text: str) -> str:
+    """Text from a file, which may hold any: control characters are escaped, and what is long is cut."""
+    return (text if text.isprintable() else repr(text))[:_MAX_SHOWN]

@@ -27,6 +27,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.parts import readable
 from mae.pretraining.settle import Prepared
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
+from mae.report.canvas import visible
 from mae.report.inference import undisturbed
 from mae.training.engine import PeriodicTask
 
@@ -72,7 +73,7 @@ def make_monitor(prepared: Prepared, model: MaskedAutoencoder, console: Console)
                     numbers |= images.measure()
             except (MAEError, RuntimeError) as error:  # the latter where memory runs out or a factorisation fails
                 what = f"step {step}: {images.what} could not be measured, the run goes on: {error}"
-                console.print(what, highlight=False, soft_wrap=True, markup=False)
+                console.print(visible(what), highlight=False, soft_wrap=True, markup=False)
         return numbers
 
     return PeriodicTask(every=steps_between_looks(prepared), run=measure)

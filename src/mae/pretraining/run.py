@@ -22,8 +22,9 @@ from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
 from mae.pretraining.settle import Prepared, prepare, stored_config
 from mae.recipes import recipe_config
+from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
-from mae.training.checkpoint import find_checkpoint, remove_leftovers
+from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import choose_device, explained_memory_failure
 from mae.training.distributed import join_world
 from mae.training.engine import PeriodicTask, Trainer
@@ -54,7 +55,8 @@ def load(path: str | Path) -> MaskedAutoencoder:
     """The model of a run folder (its newest checkpoint), a checkpoint folder or a `.safetensors` file.
 
     Comes back on the CPU in evaluation mode; `model.config` tells its sizes and the channel statistics its
-    images must be normalised with.
+    images must be normalised with. Where a run's newest checkpoint is damaged an older one is taken, and a warning of
+    the logger `mae.training.checkpoint` says so.
 
     Raises:
         MAEError: nothing there, damaged, or not a model of this package.
@@ -110,24 +112,28 @@ def run_pretraining(
         if not world.is_main:
             console = Console(quiet=True)
         folder = RunFolder(config.out) if config.out is not None else None
+        newest = None
         if resume:
             config, folder = stored_config(config, folder, given)
+            # Before anything else: without its checkpoints a run would begin again and write over its history.
+            newest, note = usable_checkpoint(folder.checkpoints)
+            if note:
+                console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
         elif folder is not None and world.is_main:  # the others may come when it is made already
             folder.check_new()
         if not config.source:
             raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
         in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
         with explained_memory_failure(in_parts):
-            return _run(prepare(config, folder, device, world, resume=resume), console)
+            return _run(prepare(config, folder, device, world, resume=resume), newest, console)
     finally:
         world.leave()
 
 
-def _run(prepared: Prepared, console: Console) -> PretrainResult:
+def _run(prepared: Prepared, newest: Path | None, console: Console) -> PretrainResult:
     model = fresh_model(prepared)
     trainer = make_trainer(prepared, model)
     check_disk(prepared, model)
-    newest = find_checkpoint(prepared.folder.checkpoints) if prepared.resume else None
     if newest is not None:
         trainer.resume(newest)
     elif not prepared.config.skip_doctor and prepared.world.is_main:

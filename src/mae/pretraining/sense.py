@@ -10,7 +10,14 @@ from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.zoo import build_model, model_config
 from mae.pretraining.parts import peak_rate
-from mae.pretraining.settle import num_held_out, steps_per_epoch, total_steps, warmup_steps
+from mae.pretraining.settle import (
+    FEW_STEPS_AN_EPOCH,
+    advised_batch,
+    num_held_out,
+    steps_per_epoch,
+    total_steps,
+    warmup_steps,
+)
 from mae.report.console import duration
 
 LEAST_STEPS = 300
@@ -18,8 +25,6 @@ LEAST_STEPS = 300
 code the loss is 0.95 over the first epoch, where it goes to 0.56 by the fourteenth."""
 FEW_STEPS = 1000
 """Fewer are warned of: recipe `demo`, the shortest with a measured result, takes 1,500."""
-FEW_STEPS_AN_EPOCH = 50
-"""With fewer each step holds more than a fiftieth of all images: smaller batches give more steps for the same work."""
 LARGEST_WARMUP = 0.5
 """Share of the run that its warm-up may take; it is 0.05 in the paper and 0.1 by default."""
 LEAST_REACH, LITTLE_REACH = 0.1, 0.5
@@ -57,7 +62,7 @@ def check_sense(config: PretrainConfig, num_images: int) -> None:
     if an_epoch < 2:
         raise UsageError(
             f"{of} are one step an epoch, so every step sees the same images; use --batch-size "
-            f"{max(2, num_images // FEW_STEPS_AN_EPOCH)}, and more images if there are any"
+            f"{advised_batch(config, num_images)}, and more images if there are any"
         )
     if steps < LEAST_STEPS:
         longer = f"--steps {LEAST_STEPS}" if config.steps else f"--epochs {ceil(LEAST_STEPS / an_epoch)}"
@@ -121,7 +126,7 @@ def advise(config: PretrainConfig, model: ModelConfig, num_images: int, *, epoch
     if steps < FEW_STEPS:
         advice.append(f"{steps} steps are few: the shortest recipe with a measured result, demo, takes 1,500")
     if an_epoch < FEW_STEPS_AN_EPOCH:
-        smaller = max(2, num_images // FEW_STEPS_AN_EPOCH)
+        smaller = advised_batch(config, num_images)
         advice.append(f"{an_epoch} steps an epoch are few: --batch-size {smaller} gives more for the same work")
     if steps / an_epoch < epochs:
         took = duration(epochs * epoch_seconds)

@@ -40,6 +40,8 @@ _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
 """Images: of fewer a mean loss tells nothing, of more it tells no more."""
 _HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
+FEW_STEPS_AN_EPOCH = 50
+"""With fewer each step holds more than a fiftieth of all images: smaller batches give more steps for the same work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,12 @@ def steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
     return (num_images - num_held_out(config, num_images)) // config.batch_size
 
 
+def advised_batch(config: PretrainConfig, num_images: int) -> int:
+    """Images per step that make enough steps an epoch; of very few images one that leaves two steps, if any does."""
+    trained = num_images - num_held_out(config, num_images)
+    return min(max(2, num_images // FEW_STEPS_AN_EPOCH), max(1, trained // 2))
+
+
 def _part_size(config: PretrainConfig, world: World) -> int:
     assert config.batch_size is not None
     return config.batch_size // (config.accumulate * world.size)
@@ -232,7 +240,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         held_out = "" if trained == len(images) else f", {len(images) - trained} of them held out"
         raise UsageError(
             f"--batch-size is {batch_size}, but {config.source} holds {len(images)} images{held_out}; "
-            f"use at most {trained}"
+            f"use --batch-size {advised_batch(config, len(images))}"
         )
     return replace(
         config,

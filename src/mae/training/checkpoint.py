@@ -6,10 +6,11 @@ last, `manifest.json` with size and SHA-256 of the others, and whether it is kep
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 from mae.records import read_json
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
 _ASIDE = ".writing-"
+_NUM_NAMED = 3
+_log = logging.getLogger(__name__)
 
 
 def write_checkpoint(
@@ -106,14 +109,54 @@ def find_checkpoint(folder: Path) -> Path | None:
     return next((path for path in reversed(_committed(folder)) if not check(path)), None)
 
 
+def usable_checkpoint(folder: Path) -> tuple[Path | None, str]:
+    """The newest checkpoint that verifies, for whoever must not lose what a damaged one stood for.
+
+    Returns:
+        It, None where nothing was committed yet; and what to tell of damaged newer ones, empty where there is none.
+
+    Raises:
+        MAEError: there are checkpoints, and every one is damaged.
+    """
+    damaged: list[str] = []
+    for path in reversed(_committed(folder)):
+        if not (wrong := check(path)):
+            return path, f"{_some(damaged)}; the older {path} is used instead" if damaged else ""
+        damaged.append(wrong)
+    if damaged:
+        raise MAEError(
+            f"every checkpoint in {folder} is damaged: {_some(damaged)}; put the files back from a copy, or begin a "
+            "new run in another folder"
+        )
+    return None, ""
+
+
 def good_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint that verifies by its step, in order of steps."""
-    return {int(path.name.removeprefix("step-")): path for path in _committed(folder) if not check(path)}
+    """Every checkpoint that verifies by its step, in order of steps; the log is told of the others."""
+    good: dict[int, Path] = {}
+    for path in _committed(folder):
+        if wrong := check(path):
+            tell(f"{wrong}; it is left out")
+        else:
+            good[_step(path)] = path
+    return good
 
 
-def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints and those written to be kept; call it after a newer one is there."""
-    for path in _committed(folder)[:-keep]:
+def tell(text: str) -> None:
+    """Warn of a checkpoint through Python's logging: a line on stderr, unless a program wants it elsewhere."""
+    _log.warning("%s", text if text.isprintable() else repr(text))  # names of folders may hold anything
+
+
+def prune(folder: Path, *, keep: int, step: int) -> None:
+    """Delete old checkpoints once a newer one is there.
+
+    Args:
+        folder: where they stand.
+        keep: how many of the newest are left, besides those written to be kept.
+        step: that of the checkpoint just written. Later ones are damaged, or it would have gone on from them: they
+            are left, but must not push out a good one.
+    """
+    for path in [path for path in _committed(folder) if _step(path) <= step][:-keep]:
         if not _is_kept(path):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -121,13 +164,19 @@ def prune(folder: Path, *, keep: int) -> None:
 def check(path: Path) -> str:
     """What is wrong with a checkpoint; an empty string where its files are those that were written."""
     try:
+        if missing := [name for name in (MANIFEST, MODEL, OPTIMIZER, STATE) if not (path / name).exists()]:
+            return f"{path} lacks {', '.join(missing)}"
         files = read_json(path / MANIFEST)["files"]
         for name in (MODEL, OPTIMIZER, STATE):
             # The size first: what is larger than it should be, or is no file at all, is not read to its end.
             if (path / name).stat().st_size != files[name]["bytes"] or _describe(path / name) != files[name]:
                 return f"{path / name} is not the file that was written (size or checksum differs)"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{path} is incomplete: {error!r}"
+    except UsageError as error:  # names the manifest
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{path / MANIFEST} says nothing valid ({error!r})"
     return ""
 
 
@@ -174,6 +223,15 @@ def _committed(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _some(damaged: Sequence[str]) -> str:
+    more = len(damaged) - _NUM_NAMED
+    return "; ".join(damaged[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _is_kept(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -276,7 +277,8 @@ class Trainer:
         kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
         captured = ""
         if self.capture is not None and self.world.is_main:
-            captured = f"; what happened is in {self.capture(broken.last)}, see it again with: mae replay"
+            where = self.capture(broken.last)
+            captured = f"; the step is written down, see it again with: mae replay {shlex.quote(str(where))}"
         return (
             f"the loss or its gradient is not finite (nan or inf) in {broken.in_a_row} steps in a row up to step "
             f"{broken.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
@@ -338,7 +340,7 @@ class Trainer:
                 metadata=self.metadata(),
                 kept=self._is_for_good(),
             )
-            checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS)
+            checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS, step=self.step)
         self._saved_step, self._saved_at = self.step, time.monotonic()
         self._meter.left_out(self._saved_at - began)
 

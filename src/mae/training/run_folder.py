@@ -7,7 +7,7 @@ from typing import Any
 
 from mae.errors import UsageError
 from mae.records import write_json
-from mae.training.checkpoint import MODEL, find_checkpoint
+from mae.training.checkpoint import MODEL, tell, usable_checkpoint
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,22 @@ def new_run_folder(parent: Path, name: str) -> RunFolder:
 
 
 def find_weights(path: Path) -> Path:
-    """The weights' file of a run folder (its newest checkpoint), a checkpoint, or the file itself.
+    """The weights' file of a run folder, a checkpoint, or the file itself.
+
+    Of a run it is that of the newest checkpoint that verifies; the log is told where a newer one is damaged.
 
     Raises:
         UsageError: nothing of that kind is there.
+        MAEError: a run, and every checkpoint of it is damaged.
     """
     if path.is_file():
         return path
     if (path / MODEL).is_file():
         return path / MODEL
     run = RunFolder(path)
-    newest = find_checkpoint(run.checkpoints)
+    newest, note = usable_checkpoint(run.checkpoints)
+    if note:
+        tell(note)
     if newest is not None:
         return newest / MODEL
     without = "a run without a checkpoint yet" if run.holds_run else "a folder without a model"
