@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_bench import by_function, make_bench, small_model, striped
 from torch.testing import assert_close
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.evaluation import finetune
 from mae.evaluation.bench import Bench
 from mae.evaluation.finetune import Finetune
@@ -268,6 +268,19 @@ def test_a_stopped_training_ends_as_an_uninterrupted_one(
     looks = [step for step, _, evaluation in told(cut) if evaluation]
     assert looks == [0, 4, 8, 12, 16]
     assert [step for step, loss, _ in told(cut) if loss is not None] == list(range(1, 17))
+
+
+def test_a_training_whose_checkpoints_are_damaged_is_not_begun_again(bench: Bench):
+    asked = Finetune(**SHORT)
+    asked.run(bench)
+    (folder,) = folders(bench)
+    damaged = list((folder / "checkpoints").glob("step-*/model.safetensors"))
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-8])
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(MAEError, match="every checkpoint in .* is damaged"):
+        asked.run(bench)
+    assert damaged and (folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_finished_training_is_judged_again_and_another_is_kept_apart(monkeypatch: pytest.MonkeyPatch, bench: Bench):
