@@ -43,7 +43,7 @@ Size = Annotated[tuple[int, int], _SIZE]
 _NAMES = tyro.constructors.PrimitiveConstructorSpec[tuple[str, ...]](
     nargs=1,
     metavar="NAME,NAME",
-    instance_from_str=lambda texts: tuple(texts[0].split(",")),
+    instance_from_str=lambda texts: tuple(name.strip() for name in texts[0].split(",")),
     is_instance=lambda value: isinstance(value, tuple) and all(isinstance(name, str) for name in value),
     str_from_instance=lambda names: [",".join(names)],
 )
@@ -196,6 +196,10 @@ class PretrainConfig:
             )
         if self.channels is not None and not (all(self.channels) and len(set(self.channels)) == len(self.channels)):
             raise UsageError(f"--channels is {','.join(self.channels)}; expected different names, a comma between two")
+        if self.channels is not None and self.in_chans not in (None, len(self.channels)):
+            raise UsageError(
+                f"--in-chans is {self.in_chans}, and --channels names {len(self.channels)}; leave the former out"
+            )
         if self.no_data is not None:
             records.check_no_data(self.no_data, name="--no-data")
         self._check_ranges()

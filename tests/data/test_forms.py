@@ -18,6 +18,7 @@ from mae.data.images import ImageSet, load_images
 from mae.data.inspection import inspect_images
 from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
+from mae.randomness import permutation
 
 BANDS = ("B02", "B03", "B04", "B08")
 
@@ -71,14 +72,47 @@ def test_where_nothing_names_them_the_user_does(tmp_path):
     assert opened(folder, channels=["a", "b", "c", "d"]).channel_names == ("a", "b", "c", "d")
     with pytest.raises(MAEError, match="has 4 channels; --in-chans is 2"):
         opened(folder, channels=["a", "b"])
+    assert opened(folder).is_integer and opened(folder, no_data="0").is_integer
     with pytest.raises(UsageError, match="5 channels are asked for and 4 are named"):
         opened(folder, in_chans=5, channels=["a", "b", "c", "d"])
 
 
 def test_an_image_of_other_channels_than_are_named_is_refused(tmp_path):
-    folder = written(tmp_path / "tiles", [*tiles(), noise(6, 7, 3).astype("u2")])
-    with pytest.raises(MAEError, match="3.npy has 3 channels; expected the 4 that are named"):
-        opened(folder, channels=["B02"])
+    arrays = [*tiles(), noise(6, 7, 3).astype("u2")]
+    folder = written(tmp_path / "tiles", arrays)
+    for options in ({}, {"channels": ["B02"]}):
+        with pytest.raises(MAEError, match="3.npy has 3 channels, and channels.txt names 4; expected as many"):
+            opened(folder, **options)
+    wrong = written(tmp_path / "wrong", tiles(), names="B02\nB03\nB04\n")
+    with pytest.raises(MAEError, match="0.npy has 4 channels, and channels.txt names 3"):  # never renamed in silence
+        opened(wrong, channels=["B04", "B03", "B02"])
+    one = written(tmp_path / "one", [noise(6, 7, 1)[..., 0], *tiles(dtype="u1")])
+    with pytest.raises(MAEError, match="0.npy has 1 channels"):  # and never repeated over bands
+        opened(one)
+
+
+def test_a_version_changes_with_the_names(tmp_path):
+    folder, packed = written(tmp_path / "tiles", tiles()), tmp_path / "tiles.zip"
+
+    def versions() -> tuple[str, str]:
+        with zipfile.ZipFile(packed, "w") as archive:
+            for path in sorted(folder.glob("*.npy")):
+                archive.write(path, path.name)
+            archive.writestr("channels.txt", (folder / "channels.txt").read_text())
+        first, second = (open_source(str(path), data_root=folder).version() for path in (folder, packed))
+        return first, second
+
+    before = versions()
+    (folder / "channels.txt").write_text("\n".join(BANDS[::-1]))
+    assert all(old != new for old, new in zip(before, versions(), strict=True))
+
+
+def test_only_the_top_of_an_archive_names_its_channels(tmp_path):
+    folder, packed = written(tmp_path / "tiles", tiles()), tmp_path / "tiles.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in ("a/0.npy", "a/channels.txt", "b/1.npy"):
+            archive.write(folder / name.split("/")[1], name)
+    assert opened(packed).channel_names is None
 
 
 class Tagged(Pictures):
@@ -89,7 +123,10 @@ class Tagged(Pictures):
         self.names = names
 
     def probe(self, index: int):
-        return replace(super().probe(index), names=self.names[index], no_data="-9999" if self.names[index] else None)
+        names = self.names[index]
+        return replace(
+            super().probe(index), names=names, own_names=names is not None, no_data="-9999" if names else None
+        )
 
 
 def test_files_that_name_their_channels_differently_are_refused():
@@ -99,6 +136,24 @@ def test_files_that_name_their_channels_differently_are_refused():
         load_images(Tagged(tiles(2), [BANDS, BANDS[::-1]]), in_chans=None)
     with pytest.raises(UsageError, match=r"B02, B03, B04, B08 in some files, without names in others"):
         load_images(Tagged(tiles(2), [BANDS, None]), in_chans=None)
+
+
+def test_a_file_beyond_those_looked_at_first_must_name_its_channels_alike(monkeypatch):
+    monkeypatch.setattr("mae.data.images._SURVEYED", 2)
+    names = [BANDS] * 8
+    looked_at = set(permutation(0, 0, 8)[:2].tolist())
+    other = next(number for number in range(8) if number not in looked_at)
+    names[other] = BANDS[::-1]
+    with pytest.raises(
+        MAEError, match=f"picture-{other} has the channels B08, B04, B03, B02; the others have B02, B03"
+    ):
+        load_images(Tagged(tiles(8), names), in_chans=None, channels=["B04"])
+
+
+def test_one_named_band_among_photographs_says_nothing_of_these():
+    pictures = Tagged([*[noise(6, 7)] * 5, noise(6, 7, 1)], [None] * 5 + [("elevation",)])
+    images = load_images(pictures, in_chans=None)
+    assert images.channels == 3 and images.channel_names is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The reconstruction losses against loops and PyTorch's own, with and without weights."""
 
 from collections.abc import Callable
+from math import isnan
 
 import pytest
 import torch
@@ -105,9 +106,10 @@ def test_where_there_is_no_data_nothing_is_asked(term, judge, torchs, weighted: 
     target[0, 1] = torch.nan  # a patch of which nothing is known
     weight = torch.rand(3, 4) if weighted else torch.ones(3, 4)
     total = count = 0.0
-    for image, patch, value in (~target.isnan()).nonzero().tolist():
-        total += float(weight[image, patch]) * judge(float(pred[image, patch, value] - target[image, patch, value]))
-        count += float(weight[image, patch])
+    for image, patch, value in torch.ones_like(target).nonzero().tolist():
+        error = float(pred[image, patch, value] - target[image, patch, value])
+        total += 0.0 if isnan(error) else float(weight[image, patch]) * judge(error)
+        count += float(weight[image, patch])  # of what is missing too
     ours = pred.clone().requires_grad_()
     loss = KnownValues(loss=term)(ours, target, weight if weighted else None)
     assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
@@ -121,6 +123,14 @@ def test_with_all_data_there_it_is_the_loss_itself(term, judge, torchs) -> None:
     weight = torch.rand(3, 4)
     for given in (None, weight):
         torch.testing.assert_close(KnownValues(loss=term)(pred, target, given), term(pred, target, given))
+
+
+def test_parts_of_a_batch_with_gaps_add_up_to_the_whole() -> None:
+    pred, target = torch.randn(2, 4, 5, 6)
+    target[2:][torch.rand(2, 5, 6) < 0.9] = torch.nan
+    term = KnownValues(loss=MeanSquaredError())
+    halves = [term(pred[part], target[part], None) for part in (slice(0, 2), slice(2, 4))]
+    torch.testing.assert_close(sum(halves) / 2, term(pred, target, None))
 
 
 def test_of_nothing_known_the_loss_is_0_and_asks_nothing() -> None:

@@ -1,12 +1,16 @@
 """Images with gaps: what is missing is not seen, not asked for, and leaves everything else as it is."""
 
 from dataclasses import replace
+from math import log10
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor
 
+import mae
 from mae.errors import UsageError
 from mae.evaluation.yardsticks import measure_yardsticks
 from mae.layers.patch_embed import patchify
@@ -89,7 +93,7 @@ def test_yardsticks_are_of_known_values_and_several_batches_count_as_one() -> No
     parts = measure_yardsticks(model.target, zip(images.split([2, 4]), some, strict=True), PATCH, loss=model.loss)
     assert whole.as_dict() == pytest.approx(parts.as_dict(), rel=1e-5)
     hidden = patchify(images, PATCH)[plan.hidden]
-    assert whole.zero == pytest.approx(float(hidden[~hidden.isnan()].square().mean()), rel=1e-5)
+    assert whole.zero == pytest.approx(float(hidden.nan_to_num(nan=0.0).square().mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
@@ -118,3 +122,30 @@ def test_a_model_is_built_from_what_its_file_says() -> None:
     config = tiny_config(no_data="-9999", channels=("B02", "B03", "B08"))
     again = type(config).from_json(config.to_json())
     assert again == config and build_model(again).encoder.patch_embed.may_miss
+
+
+def test_empty_patches_tell_nothing_of_their_neighbours() -> None:
+    """Brightness and contrast of hidden patches come from visible patches with data alone."""
+    model = tiny_model(no_data="nan")
+    images = 2 + images_for(model)
+    images[..., :12] = torch.nan
+    views = reconstruct(model, images, model.plan(images, generator=torch.Generator().manual_seed(1)))
+    hidden = patchify(views.hidden.unsqueeze(1).float(), PATCH).bool().all(dim=-1)
+    assert views.filled is not None
+    guessed = patchify(views.filled, PATCH)[hidden]
+    assert 1.5 < float(guessed.min()) and float(guessed.max()) < 2.5
+    nothing = torch.full_like(images, torch.nan)
+    blank = reconstruct(model, nothing, model.plan(nothing, generator=torch.Generator().manual_seed(1)))
+    assert bool(blank.full.isfinite().all())
+
+
+def test_whole_numbers_with_gaps_are_judged_in_the_range_of_whole_numbers(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(1, 30_000, (16, 24, 3)).astype(np.uint16)
+    values[:4, :4] = 0
+    np.save(tmp_path / "a.npy", values)
+    model = tiny_model(no_data="0", mean=(0.2, 0.2, 0.2), std=(0.1, 0.1, 0.1))
+    (numbers,) = mae.reconstruct(model, tmp_path / "a.npy", device="cpu").numbers
+    assert numbers.psnr == pytest.approx(-10 * log10(numbers.masked_mse), rel=1e-6)
+    np.save(tmp_path / "empty.npy", np.zeros_like(values))
+    with pytest.raises(UsageError, match="empty.npy holds no data in its central crop"):
+        mae.reconstruct(model, tmp_path / "empty.npy", device="cpu")

@@ -69,6 +69,14 @@ def test_other_files_are_matched_by_the_names_of_their_channels(tmp_path: Path, 
         for folder in (tmp_path / "tiles", shuffled)
     ]
     assert pictures[0] == pictures[1] and np.isfinite(pictures[0].masked_mse)
+    nested = shuffled / "scene"
+    nested.mkdir()
+    (shuffled / "00.npy").rename(nested / "00.npy")
+    again = mae.reconstruct(result.folder, nested / "00.npy", out=tmp_path / "o.png", device="cpu").numbers[0]
+    assert again == pictures[0]  # the names stand above it
+    (shuffled / "channels.txt").write_text("B11\nB04\nB02\n")
+    with pytest.raises(UsageError, match="00.npy has 5 channels, and 3 are named in the channels.txt above it"):
+        mae.reconstruct(result.folder, nested / "00.npy", out=tmp_path / "o.png", device="cpu")
     (shuffled / "channels.txt").write_text("B11\nB04\nB02\nB03\nred edge\n")
     with pytest.raises(UsageError, match="has no channel 'B08'; its channels are B11, B04, B02, B03, red edge"):
         mae.embed(result.folder, shuffled, out=tmp_path / "no.safetensors", device="cpu", quiet=True)
@@ -79,6 +87,8 @@ def test_the_options_are_typed_as_the_help_says(tmp_path: Path, capsys: pytest.C
     command = ["pretrain", str(folder), "--out", str(tmp_path / "run"), "--device", "cpu"]
     for option, says in (
         (["--channels", "B02,B99"], "has no channel 'B99'"),
+        (["--channels", "B02, B99"], "has no channel 'B99'"),
+        (["--channels", "B02,B03", "--in-chans", "3"], "--in-chans is 3, and --channels names 2"),
         (["--channels", "B02,B02"], "--channels is B02,B02; expected different names"),
         (["--no-data", "cloud"], "--no-data is 'cloud'; expected a finite number, or nan"),
         (["--no-data", "nan", "--laplacian", "0.1"], "laplacian looks at whole pictures"),

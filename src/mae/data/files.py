@@ -54,20 +54,22 @@ class FileSource:
 
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
-        return decode(self._read(index), name=self.item_name(index))
+        name = self.item_name(index)
+        return _as_named(decode(self._read(index), name=name), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return _named(probe(self._read(index), name=self.item_name(index)), self.channels)
+        name = self.item_name(index)
+        return _named(probe(self._read(index), name=name), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.sizes)
 
     def version(self) -> str:
-        """16 hexadecimal digits of the folder, the names, sizes and times of the last change."""
+        """16 hexadecimal digits of the folder, the names, sizes, times of the last change and names of channels."""
         files = fingerprint_of(self.names, self.sizes, self.times)
-        return fingerprint_of([f"{self.root.resolve()} {files}"])
+        return fingerprint_of([f"{self.root.resolve()} {files}", *(self.channels or ())])
 
     def take(self, indices: np.ndarray, note: str) -> "FileSource":
         """The files at `indices` alone."""
@@ -109,19 +111,22 @@ class ZipSource:
 
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
-        return decode(self._read(index), name=self.item_name(index))
+        name = self.item_name(index)
+        return _as_named(decode(self._read(index), name=name), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return _named(probe(self._read(index), name=self.item_name(index)), self.channels)
+        name = self.item_name(index)
+        return _named(probe(self._read(index), name=name), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.table[:, 2])
 
     def version(self) -> str:
-        """16 hexadecimal digits of the names, sizes and checksums."""
-        return fingerprint_of(self.names, self.table[:, 2], self.table[:, 3])
+        """16 hexadecimal digits of the names, sizes and checksums, and the channels' names."""
+        members = fingerprint_of(self.names, self.table[:, 2], self.table[:, 3])
+        return members if self.channels is None else fingerprint_of([members, *self.channels])
 
     def take(self, indices: np.ndarray, note: str) -> "ZipSource":
         """The members at `indices` alone."""
@@ -216,6 +221,12 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
     )
 
 
+def names_above(folder: Path) -> tuple[str, ...] | None:
+    """The names in the nearest `channels.txt`, in a folder or above it; see `names_beside`."""
+    above = (folder.absolute(), *folder.absolute().parents)
+    return next((names for place in above if (names := names_beside(place)) is not None), None)
+
+
 def names_beside(folder: Path) -> tuple[str, ...] | None:
     """The channels' names in a folder's `channels.txt`; None where there is none.
 
@@ -244,9 +255,23 @@ def _channel_names(data: bytes, *, name: str) -> tuple[str, ...]:
     return names
 
 
-def _named(info: ImageInfo, names: tuple[str, ...] | None) -> ImageInfo:
-    """With the names that stand beside the images, which go before those in the files; not for other kinds of files."""
-    return info if names is None or len(names) != info.channels else replace(info, names=names)
+def _named(info: ImageInfo, names: tuple[str, ...] | None, name: str) -> ImageInfo:
+    """With the names that stand beside the images, which go before those in the files."""
+    if names is None:
+        return info
+    _check_count(info.channels, names, name)
+    return replace(info, names=names, own_names=False)
+
+
+def _as_named(image: np.ndarray, names: tuple[str, ...] | None, name: str) -> np.ndarray:
+    if names is not None:
+        _check_count(image.shape[2], names, name)
+    return image
+
+
+def _check_count(channels: int, names: tuple[str, ...], name: str) -> None:
+    if channels != len(names):
+        raise UnreadableImage(f"{name} has {channels} channels, and {NAMES_FILE} names {len(names)}; expected as many")
 
 
 def open_zip(path: Path, *, name: str) -> ZipSource:
@@ -283,11 +308,12 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
 
 def _names_in(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo], *, name: str) -> tuple[str, ...] | None:
     """The channels' names at the top of an archive, or of its one folder."""
-    found = [member for member in members if member.filename.split("/")[-1] == NAMES_FILE]
-    found = [member for member in found if member.filename.count("/") <= 1]
+    tops = {member.filename.split("/")[0] for member in members}
+    places = [NAMES_FILE, *(f"{top}/{NAMES_FILE}" for top in tops if len(tops) == 1)]
+    found = [member for member in members if member.filename in places]
     if not found:
         return None
-    member = min(found, key=lambda member: member.filename.count("/"))
+    member = found[0]
     if member.compress_type not in _READABLE_METHODS:
         raise UsageError(
             f"{name}/{member.filename} is compressed by zip method {member.compress_type}; expected stored or deflated"

@@ -18,7 +18,9 @@ class Form:
         channels: how many an image has in the end.
         dtype: its type in the end.
         picked: the places of its channels among the file's, which then has `found` of them; None: all as they lie.
-        found: how many channels each file must have before some are picked.
+        named: what each file's channels are called, in order, which it must then have; None: any number that can become
+            `channels`.
+        own_names: whether these stand in the files, each of which must then be looked at.
         missing: the value that stands for no measurement, may be NaN; None: every value is one, and must be finite.
         integers: whether the files hold whole numbers, which are scaled to [0, 1] where some may be missing.
     """
@@ -26,7 +28,8 @@ class Form:
     channels: int
     dtype: np.dtype
     picked: tuple[int, ...] | None = None
-    found: int = 0
+    named: tuple[str, ...] | None = None
+    own_names: bool = False
     missing: float | None = None
     integers: bool = False
 
@@ -36,9 +39,10 @@ class Form:
         Raises:
             UnreadableImage: other channels, integers mixed with raw float values, or values that are not finite.
         """
+        if self.named is not None and image.shape[2] != len(self.named):
+            expected = f"expected {', '.join(self.named)}"
+            raise UnreadableImage(f"{name} has {image.shape[2]} channels; {expected}")
         if self.picked is not None:
-            if image.shape[2] != self.found:
-                raise UnreadableImage(f"{name} has {image.shape[2]} channels; expected the {self.found} that are named")
             image = image[..., self.picked]
         if self.missing is not None:
             image = self._marked(image, self.missing, name)
@@ -51,9 +55,8 @@ class Form:
             raise UnreadableImage(f"{name} holds {image.dtype} values, the data set {kind}: keep one kind")
         top = np.float32(np.iinfo(image.dtype).max if self.integers else 1)
         marked = image.astype(np.float32) / top
-        marked[image == image.dtype.type(missing) if _fits(missing, image.dtype) else np.zeros_like(image, bool)] = (
-            np.nan
-        )
+        if _fits(missing, image.dtype):
+            marked[image == image.dtype.type(missing)] = np.nan
         return marked
 
 

@@ -94,6 +94,11 @@ class ImageSet:
         return self._decoded is not None
 
     @property
+    def is_integer(self) -> bool:
+        """Whether the files hold whole numbers, given as uint8 or scaled to [0, 1]."""
+        return self._form.integers
+
+    @property
     def unreadable(self) -> list[str]:
         """What was wrong with each unreadable file met so far, one message a file."""
         return list(self._ledger.messages)
@@ -296,18 +301,16 @@ def _common_channels(infos: Sequence[ImageInfo]) -> int:
 
 
 def _names(infos: Sequence[ImageInfo], *, name: str) -> tuple[str, ...] | None:
-    """What the channels are called; None where nothing says it. Files of another number of channels have no say."""
-    named = Counter(info.names for info in infos if info.names is not None)
-    if not named:
-        return None
-    names = named.most_common(1)[0][0]
-    others = [info.names for info in infos if info.channels == len(names) and info.names != names]
-    if not others:
+    """What the channels are called; None where nothing says it. Only files with the commonest number have a say."""
+    commonest = Counter(info.channels for info in infos).most_common(1)[0][0]
+    named = Counter(info.names for info in infos if info.channels == commonest)
+    names, other = [*(names for names, _ in named.most_common(2)), None][:2]
+    if len(named) == 1:
         return names
-    other = "without names" if others[0] is None else ", ".join(others[0])
+    first, second = ("without names" if each is None else ", ".join(each) for each in (names, other))
     raise UsageError(
-        f"{name}: the channels are {', '.join(names)} in some files, {other} in others; give those with the same ones, "
-        "or name them all in one channels.txt beside the images"
+        f"{name}: the channels are {first} in some files, {second} in others; give those with the same ones, or name "
+        "them all in one channels.txt beside the images"
     )
 
 
@@ -326,7 +329,8 @@ def _settled(
         channels=in_chans,
         dtype=dtype if no_data is None else _FLOAT32,
         picked=picked,
-        found=len(found or ()),
+        named=found,
+        own_names=any(info.own_names for info in infos),
         missing=None if no_data is None else float(no_data),
         integers=dtype.kind == "u",
     )
@@ -334,7 +338,11 @@ def _settled(
 
 
 def _load(source: Source, index: int, form: Form) -> np.ndarray:
-    image = form.of(source.load(index), name=source.item_name(index))
+    image, name = source.load(index), source.item_name(index)
+    if form.named is not None and form.own_names and (names := source.probe(index).names) != form.named:
+        told = "no names" if names is None else ", ".join(names)
+        raise UnreadableImage(f"{name} has the channels {told}; the others have {', '.join(form.named)}")
+    image = form.of(image, name=name)
     return image if image.flags.writeable else image.copy()  # torch warns of arrays it may not write to
 
 

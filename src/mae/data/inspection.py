@@ -257,17 +257,20 @@ def _contents(
     images: ImageSet, image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], crop: Float32[Tensor, "C H W"]
 ) -> _Contents:
     whole, pixels = moments_of(image), image.permute(1, 2, 0).numpy()  # as they lie in memory
-    digest, missing = int.from_bytes(pixel_digest([pixels]), "little"), image.isnan()
-    image = torch.where(missing, torch.from_numpy(whole[1]).to(image)[:, None, None], image)
+    digest, missing = int.from_bytes(pixel_digest([pixels]), "little"), 0.0
+    if images.no_data is not None:
+        gaps = image.isnan()
+        missing = float(gaps.double().mean())
+        image = torch.where(gaps, torch.from_numpy(whole[1]).to(image)[:, None, None], image)
     smallest, largest = image.amin(dim=(1, 2)).numpy(), image.amax(dim=(1, 2)).numpy()
     top = 255 if image.dtype == torch.uint8 else 1
-    bounded = images.dtype.kind == "u"
+    bounded = images.is_integer
     pixels_each = image.shape[1] * image.shape[2]
     low, high = (bounded * (image == end).sum(dim=(1, 2)).numpy() / pixels_each for end in (0, top))
     return _Contents(
         digest=digest,
         outline=outline(image),
-        missing=float(missing.double().mean()),
+        missing=missing,
         smallest=smallest / top,
         largest=largest / top,
         low=low,
@@ -340,7 +343,7 @@ def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int])
         apart=_apart(contents),
         img_size=img_size,
         sizes=_sizes(np.array([seen.size for seen in read]), img_size),
-        channels=_channels(contents, bounded=images.dtype.kind == "u"),
+        channels=_channels(contents, bounded=images.is_integer),
         constant=int(constant.sum()),
         nearly_constant=int(nearly.sum()),
         duplicates=duplicates,

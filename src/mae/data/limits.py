@@ -27,6 +27,7 @@ class ImageInfo:
         channels: how many.
         dtype: uint8, uint16 or float32.
         names: of the channels in order; None where nothing names them.
+        own_names: whether they stand in the file itself, so that another file's may differ.
         no_data: the value that the file says stands for no measurement, as text; None where it says none.
     """
 
@@ -35,6 +36,7 @@ class ImageInfo:
     channels: int
     dtype: np.dtype
     names: tuple[str, ...] | None = None
+    own_names: bool = False
     no_data: str | None = None
 
     @property

@@ -70,7 +70,15 @@ def info(page: "TiffPage", *, name: str) -> ImageInfo:
         height, width = width, height
     channels, dtype = _channels(page), _dtype(page, name=name)
     names, no_data = _band_names(page, channels), _no_data(page)
-    return ImageInfo(height=height, width=width, channels=channels, dtype=dtype, names=names, no_data=no_data)
+    return ImageInfo(
+        height=height,
+        width=width,
+        channels=channels,
+        dtype=dtype,
+        names=names,
+        own_names=names is not None,
+        no_data=no_data,
+    )
 
 
 def pillow_is_faithful(page: "TiffPage") -> bool:

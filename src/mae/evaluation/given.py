@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mae.data.augmentation import central_crop
 from mae.data.decoding import conform, decode, probe
-from mae.data.files import names_beside
+from mae.data.files import NAMES_FILE, names_above
 from mae.data.forms import Form, choose_channels
 from mae.data.limits import UnreadableImage, check_num_bytes
 from mae.errors import UsageError
@@ -37,10 +37,12 @@ class GivenImage:
     Attributes:
         name: its file as text that can be shown, or its number.
         pixels: `[H, W, C]` uint8, uint16 or float32, with the channels of the model.
+        is_scaled: whether these are whole numbers that were scaled to [0, 1] already, as some are missing.
     """
 
     name: str
     pixels: np.ndarray
+    is_scaled: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -49,8 +51,8 @@ class GivenImage:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the pixels are whole numbers, which are scaled to [0, 1]."""
-        return self.pixels.dtype.kind == "u"
+        """Whether the pixels were whole numbers, which are scaled to [0, 1]."""
+        return self.is_scaled or self.pixels.dtype.kind == "u"
 
 
 def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
@@ -76,29 +78,33 @@ def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
         found = pixels.shape[2]
         if found != channels and {found, channels} != {1, 3}:
             raise UsageError(f"{name} has {found} channels; the model was trained on images of {channels}")
-    return [GivenImage(name=name, pixels=_in_form(pixels, wanted, name)) for name, pixels in named]
+    return [_in_form(pixels, wanted, name) for name, pixels in named]
 
 
 def _picked(path: Path, wanted: Preprocessing) -> tuple[str, np.ndarray]:
     """A file as text that can be shown, and its pixels: the model's channels by name, where both have names."""
     name, content = visible(str(path)), _content(path)
-    pixels, names = decode(content, name=name), names_beside(path.parent) or probe(content, name=name).names
-    if names is None or len(names) != pixels.shape[2]:
+    pixels, names = decode(content, name=name), names_above(path.parent) or probe(content, name=name).names
+    if wanted.channels is None or names is None:
         return name, pixels
+    if len(names) != pixels.shape[2]:
+        raise UsageError(
+            f"{name} has {pixels.shape[2]} channels, and {len(names)} are named in the {NAMES_FILE} above it"
+        )
     _, places = choose_channels(names, wanted.channels, name=name)
     return name, pixels if places is None else pixels[..., places]
 
 
-def _in_form(pixels: np.ndarray, wanted: Preprocessing, name: str) -> np.ndarray:
+def _in_form(pixels: np.ndarray, wanted: Preprocessing, name: str) -> GivenImage:
     if wanted.no_data is None:  # a hole may hide values that are not finite: `crop_image` looks at the others
-        return conform(pixels, channels=wanted.in_chans, dtype=pixels.dtype, name=name)
+        return GivenImage(name=name, pixels=conform(pixels, channels=wanted.in_chans, dtype=pixels.dtype, name=name))
     form = Form(
         channels=wanted.in_chans,
         dtype=np.dtype(np.float32),
         missing=float(wanted.no_data),
         integers=pixels.dtype.kind == "u",
     )
-    return form.of(pixels, name=name)
+    return GivenImage(name=name, pixels=form.of(pixels, name=name), is_scaled=form.integers)
 
 
 def _from_tensor(images: Tensor) -> list[tuple[str, np.ndarray]]:
@@ -282,6 +288,8 @@ def _rows(extractor: Extractor, image: GivenImage, number: int, masks: Masks) ->
         key = sample_keys(masks.seed, FIXED_EPOCH, torch.tensor([number]))
         plans = [model.masking.plan(grid, key, ratio) for ratio in masks.ratios]
     pixels = crop_image(image, wanted).unsqueeze(0)
+    if bool(pixels.isnan().all()):
+        raise UsageError(f"{image.name} holds no data in its central crop; give another image")
     mean, std = statistics_of(wanted)
     return [Row(image=image, pixels=pixels, images=(pixels - mean) / std, plan=plan, hole=hole) for plan in plans]
 

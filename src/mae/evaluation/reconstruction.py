@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan, log10, nan
 from typing import Annotated
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from skimage.metrics import structural_similarity
@@ -61,7 +60,7 @@ class Reconstruction:
                 keys = sample_keys(gallery.seed, FIXED_EPOCH, part).to(gallery.device)
                 yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys, self.mask_ratio)
 
-        data_range = 1.0 if np.issubdtype(images.dtype, np.integer) else _value_range(images, numbers.tolist())
+        data_range = 1.0 if images.is_integer else _value_range(images, numbers.tolist())
         found = reconstruction_quality(model, masked(), mean=wanted.mean, std=wanted.std, data_range=data_range)
         rows = tuple((_NAMES[name], *_in_digits(quality)) for name, quality in found.items())
         note = (
@@ -173,8 +172,10 @@ def reconstruction_quality(
                 )
             totals[name] = totals.get(name, 0) + _sums(true, drawn, hidden, data_range)
         count += int(hidden.sum())
-    if count == 0:
+    if not totals:
         raise UsageError("no images to reconstruct; give at least one batch")
+    if count == 0:
+        raise UsageError("no hidden value of these images is known: they hold no data there, so nothing can be judged")
     return {name: _quality((total / count).tolist(), data_range) for name, total in totals.items()}
 
 

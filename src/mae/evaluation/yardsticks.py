@@ -57,8 +57,7 @@ def measure_yardsticks(
         grid = patch_grid(images.shape[2], images.shape[3], patch_size)
         values = target(images)  # [B, N, P]
         true = _take(values, plan.predicted)
-        known = (~true.isnan()).float().mean(dim=-1)  # 1 where nothing is missing
-        size = float((known if plan.weight is None else known * plan.weight).sum())
+        size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
         mean = predict_mean_of_visible(values, plan, images.shape[1])
         for number, guess in enumerate((torch.zeros_like(true), mean, predict_nearest_visible(values, plan, grid))):
             # Where the visible patches have no data, the guess is the mean of normalised images.

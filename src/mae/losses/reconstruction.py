@@ -85,9 +85,10 @@ class SmoothL1:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownValues:
-    """A loss over the values that are known: where the target is NaN there was no data, and nothing is asked.
+    """A loss that asks nothing where the target is NaN for want of data.
 
-    Every known value counts alike, as much as in a batch without gaps; 0 where a batch knows none.
+    The mean is still over all values, so each known one counts alike in whatever batch or part of one it stands, and
+    parts and processes add up to the whole. The loss is lower by the share that is missing.
 
     Attributes:
         loss: one of the above.
@@ -100,8 +101,4 @@ class KnownValues:
     ) -> Float[Tensor, ""]:
         """The loss in float32; see `MeanSquaredError` for the arguments."""
         known = ~target.isnan()
-        share = known.float().mean(dim=-1)
-        weight = torch.ones_like(share) if weight is None else weight
-        over_all = self.loss(torch.where(known, pred, 0), torch.where(known, target, 0), weight)
-        # The mean was over all values, of which the unknown ones added nothing.
-        return over_all * weight.sum() / (weight * share).sum().clamp(min=torch.finfo(torch.float32).tiny)
+        return self.loss(torch.where(known, pred, 0), torch.where(known, target, 0), weight)

@@ -75,7 +75,8 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
         # A low-pass target standardises patches of the filtered image, whose visible ones tell of hidden pixels.
         mean, deviation = target.statistics(patchify(target.picture(images), target.patch_size))
         leaky = unpatchify(torch.where(hidden, prediction * deviation + mean, patches), grid, target.patch_size)
-        mean, deviation = interpolate_statistics(*target.statistics(patches), plan, grid)
+        known = ~patches.isnan().all(dim=-1)
+        mean, deviation = interpolate_statistics(*target.statistics(patches), plan, grid, known=known)
         filled = unpatchify(torch.where(hidden, mean, patches), grid, target.patch_size)
         full = prediction * deviation + mean
     pasted = torch.where(hidden, full, patches)
@@ -116,7 +117,12 @@ def _predict_all(plan: MaskPlan, device: torch.device) -> MaskPlan:
 
 
 def interpolate_statistics(
-    mean: Float[Tensor, "B N 1"], deviation: Float[Tensor, "B N 1"], plan: MaskPlan, grid: Grid
+    mean: Float[Tensor, "B N 1"],
+    deviation: Float[Tensor, "B N 1"],
+    plan: MaskPlan,
+    grid: Grid,
+    *,
+    known: Bool[Tensor, "B N"] | None = None,
 ) -> tuple[Float[Tensor, "B N 1"], Float[Tensor, "B N 1"]]:
     """Mean and deviation of each patch as far as the visible patches tell; what hidden patches hold is not read.
 
@@ -129,13 +135,17 @@ def interpolate_statistics(
         deviation: each patch's deviation.
         plan: which patches are visible.
         grid: rows and columns of patches.
+        known: patches with any data; the others tell nothing, and where none does both are 0. None: all of them.
     """
     rows, columns = grid
     number = torch.arange(rows * columns, device=mean.device)
     place = torch.stack([number // columns, number % columns], dim=-1).float()  # [N, 2]
     distance = torch.cdist(place.expand(len(mean), -1, -1), place[plan.visible])  # [B, N, V]
     width = _BANDWIDTH * sqrt(rows * columns / plan.visible.shape[1])
-    weight = (-(distance / width).square() / 2).softmax(dim=-1)
+    nearness = -(distance / width).square() / 2
+    if known is not None:
+        nearness = nearness.masked_fill(~known.gather(1, plan.visible).unsqueeze(1), -torch.inf)
+    weight = nearness.softmax(dim=-1).nan_to_num(nan=0.0)
     hidden = plan.hidden.unsqueeze(-1)
 
     def spread(values: Float[Tensor, "B N 1"]) -> Float[Tensor, "B N 1"]:

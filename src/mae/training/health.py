@@ -192,17 +192,18 @@ class NoBetterThanMean:
 
 
 class Divergence:
-    """The loss stays far above that of a predictor that says nothing, so the model's predictions are far too large.
+    """The loss stays far above that of a predictor that says nothing, and above what it was with fresh weights.
 
     Args:
         baseline: the reconstruction term of predicting 0.
     """
 
     name = "diverging"
-    _ROWS, _FACTOR = 3, 3.0  # fresh weights are at about twice the baseline
+    _ROWS, _FACTOR, _OF_FIRST = 3, 3.0, 2.0  # where most patches are flat fresh weights are far above the baseline
 
     def __init__(self, *, baseline: float) -> None:
         self._baseline = baseline
+        self._bound = 0.0
         self._rows = 0
 
     def see(self, row: LogRow) -> str | None:
@@ -210,7 +211,8 @@ class Divergence:
         if "loss" not in row:
             return None
         now = row["terms"]["reconstruction"]
-        self._rows = self._rows + 1 if now > self._FACTOR * self._baseline else 0
+        self._bound = self._bound or max(self._FACTOR * self._baseline, self._OF_FIRST * now)
+        self._rows = self._rows + 1 if now > self._bound else 0
         if self._rows != self._ROWS:  # told once for each time it gets there
             return None
         return (
@@ -254,7 +256,7 @@ class Collapse:
     """The features lose their dimensions: their effective rank falls to less than half of what it was, or to one."""
 
     name = "feature collapse"
-    _SHARE, _ONE = 0.5, 1.5
+    _SHARE, _ONE = 0.5, 1.1
 
     def __init__(self) -> None:
         self._most = 0.0
@@ -270,8 +272,8 @@ class Collapse:
         if self._was_one and not was_one:
             self._most = rank
             return (
-                f"the effective rank of the features is {rank:.1f}: all images look alike to the model; the rate is "
-                "far too high (lower --lr and begin anew), or the images show nothing"
+                f"the effective rank of the features is {rank:.2f}: all images look alike to the model; the rate may "
+                "be far too high (lower --lr and begin anew), or the images show nearly the same"
             )
         if rank >= self._SHARE * most:
             return None
