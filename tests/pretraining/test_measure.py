@@ -174,6 +174,9 @@ def test_the_warm_up_hides_the_least_and_the_rest_the_mean(monkeypatch: pytest.M
     lowest, again, mean = [ratio for ratio, _ in ratios[:3]]
     assert lowest == again == 0.5
     assert mean == pytest.approx(0.625, abs=0.01)
+    ratios.clear()
+    (cost,) = measure_steps(prepared(), part_sizes=[4], seconds=0.0)  # a constant share: the second step is timed
+    assert len(ratios) == 2 and cost.seconds > 0
 
 
 def test_steps_are_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):
@@ -185,7 +188,7 @@ def test_steps_are_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(measure, "autocast", autocast)
     measure_steps(prepared(precision="bf16"), part_sizes=[2], seconds=0.0)
-    assert asked == ["bf16"] * 3
+    assert asked == ["bf16"] * 2
 
 
 def test_memory_that_is_taken_shows():

@@ -29,7 +29,7 @@ from mae.training.device import choose_device
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, find_weights
 
-_IMAGES = 4
+_IMAGES = 2  # enough for every check of the model, and of a large one on a CPU each costs seconds
 """Real crops that the model is checked with: each must come out right, so more would show no more."""
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 3.0, 2.0, 6.0
@@ -81,7 +81,7 @@ def examine(prepared: Prepared, model: MaskedAutoencoder) -> Diagnosis:
         prepared = replace(prepared, model_config=replace(prepared.model_config, uniformity=0.0), world=World())
         model = copy.deepcopy(model)
         model.feature_terms = {}
-    findings = [*check_model(_subject(prepared, model)), *_data(prepared), *_plan(prepared), *_machine(prepared)]
+    findings = [*check_model(_subject(prepared, model)), *_data(prepared), *_plan(prepared), *_machine(prepared, model)]
     return Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
 
 
@@ -205,9 +205,9 @@ def _plan(prepared: Prepared) -> Iterator[Finding]:
         )
 
 
-def _machine(prepared: Prepared) -> list[Finding]:
+def _machine(prepared: Prepared, model: MaskedAutoencoder) -> list[Finding]:
     """Memory needed beside memory there, and the loader's rate beside the model's."""
-    costs = measure_steps(prepared, part_sizes=_PROBED_PARTS, seconds=_STEP_SECONDS)
+    costs = measure_steps(prepared, part_sizes=_PROBED_PARTS, seconds=_STEP_SECONDS, model=model)
     cost = cost_of(costs, prepared.part_size)
     there = available_memory(prepared.device)
     value = f"{cost.peak_bytes / 1e9:.2f} GB for {prepared.part_size} images at once, {there / 1e9:.2f} GB there"

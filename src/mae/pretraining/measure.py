@@ -1,5 +1,6 @@
 """What a run would cost on this machine: some real steps and some real loading, timed before it begins."""
 
+import copy
 import ctypes
 import gc
 import sys
@@ -54,7 +55,9 @@ class StepCost:
     peak_bytes: int
 
 
-def measure_steps(prepared: Prepared, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
+def measure_steps(
+    prepared: Prepared, *, part_sizes: Sequence[int], seconds: float, model: MaskedAutoencoder | None = None
+) -> list[StepCost]:
     """Time some steps of a fresh model on real crops, as the run would do them; nothing of the run is touched.
 
     Time is the median of the steps after two of warm-up, under masks of the run's mean ratio. The warm-up hides as
@@ -69,7 +72,9 @@ def measure_steps(prepared: Prepared, *, part_sizes: Sequence[int], seconds: flo
     Args:
         prepared: the run.
         part_sizes: how many images to compute at once, one cost each.
-        seconds: to spend in all; three steps of each size are done however long they take.
+        seconds: to spend in all; two steps of each size are done however long they take, and the second may then be
+            what is timed.
+        model: copies of it take the steps; None: fresh ones, which for a large one takes seconds to fill.
 
     Raises:
         MAEError: images that cannot be read.
@@ -80,22 +85,28 @@ def measure_steps(prepared: Prepared, *, part_sizes: Sequence[int], seconds: flo
     costs = []
     for size in part_sizes:
         chosen = torch.arange(size) % len(crops)
-        costs.append(_measure(prepared, crops[chosen], keys[chosen], seconds / len(part_sizes)))
+        costs.append(_measure(prepared, crops[chosen], keys[chosen], seconds / len(part_sizes), model))
         _give_back(prepared.device)
     return costs
 
 
-def _measure(prepared: Prepared, crops: Tensor, keys: Tensor, seconds: float) -> StepCost:
+def _measure(
+    prepared: Prepared, crops: Tensor, keys: Tensor, seconds: float, model: MaskedAutoencoder | None
+) -> StepCost:
     """The cost of a step of these crops `[B, C, H, W]`, as they come from the loader."""
     lowest, mean = _ratios(prepared)
     began = perf_counter()
     times: list[float] = []
     with _PeakMemory(prepared.device) as memory:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            model = build_model(prepared.model_config)
-        step = _Step(prepared, model.to(prepared.device), crops, keys)
+            own = build_model(prepared.model_config) if model is None else copy.deepcopy(model)
+        step = _Step(prepared, own.to(prepared.device), crops, keys)
         for _ in range(_WARM_UP):
+            second = perf_counter()
             step.run(lowest)
+        times.append(perf_counter() - second)
+    if perf_counter() - began < seconds or lowest != mean:
+        times.clear()  # there is time for others, or this one hid less than the run usually does
     while not times or perf_counter() - began < seconds:
         started = perf_counter()
         step.run(mean)

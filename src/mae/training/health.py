@@ -205,6 +205,7 @@ class Divergence:
         self._baseline = baseline
         self._bound = 0.0
         self._rows = 0
+        self._told = False
 
     def see(self, row: LogRow) -> str | None:
         """See `Sign`."""
@@ -213,8 +214,10 @@ class Divergence:
         now = row["terms"]["reconstruction"]
         self._bound = self._bound or max(self._FACTOR * self._baseline, self._OF_FIRST * now)
         self._rows = self._rows + 1 if now > self._bound else 0
-        if self._rows != self._ROWS:  # told once for each time it gets there
+        self._told = self._told and now > self._baseline  # again only after it was well
+        if self._rows < self._ROWS or self._told:
             return None
+        self._told = True
         return (
             f"the reconstruction loss is {now:.4g}, and predicting 0 everywhere gives {self._baseline:.4g}: the rate "
             "is far too high; begin anew with a lower --lr (1e-3 suits most models), and keep --clip-grad 1"
