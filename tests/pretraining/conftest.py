@@ -28,7 +28,10 @@ def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True)
 def few_watched() -> Iterator[pytest.MonkeyPatch]:
-    """A look at the features takes longer than such a run; a test that wants all images undoes this."""
+    """A look at the features takes longer than such a run; a test that wants all images undoes this.
+
+    A test that wants other counts sets them by this: `monkeypatch` is undone later, and would bring these back.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, count in WATCHED.items():
             patch.setattr(monitor, f"_{name}_IMAGES", count)

@@ -90,10 +90,10 @@ def test_tensorboard_has_every_look(pretrain: Run, tmp_path: Path):
         assert shown == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, few_watched: pytest.MonkeyPatch):
     """Against the evaluators on features made here, of all images, so that which ones were chosen does not matter."""
     for name in ("LABEL_FREE", "VIEWED", "TRAIN", "TEST"):
-        monkeypatch.setattr(monitor, f"_{name}_IMAGES", 2000)
+        few_watched.setattr(monitor, f"_{name}_IMAGES", 2000)
     pretrain(monitor="builtin:digits", steps=1)
     data, model = open_labelled("builtin:digits", data_root=tmp_path), mae.load(tmp_path / "run")
     mean, std = torch.tensor([model.config.mean, model.config.std])
