@@ -17,7 +17,7 @@ class Form:
     Attributes:
         channels: how many an image has in the end.
         dtype: its type in the end.
-        picked: the places of its channels among the file's, which then has `found` of them; None: all as they lie.
+        picked: the places of its channels among those that are `named`; None: all as they lie.
         named: what each file's channels are called, in order, which it must then have; None: any number that can become
             `channels`.
         own_names: whether these stand in the files, each of which must then be looked at.

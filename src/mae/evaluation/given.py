@@ -84,8 +84,11 @@ def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
 def _picked(path: Path, wanted: Preprocessing) -> tuple[str, np.ndarray]:
     """A file as text that can be shown, and its pixels: the model's channels by name, where both have names."""
     name, content = visible(str(path)), _content(path)
-    pixels, names = decode(content, name=name), names_above(path.parent) or probe(content, name=name).names
-    if wanted.channels is None or names is None:
+    pixels = decode(content, name=name)
+    if wanted.channels is None:  # then nobody asks for names, here or above
+        return name, pixels
+    names = names_above(path.parent) or probe(content, name=name).names
+    if names is None:
         return name, pixels
     if len(names) != pixels.shape[2]:
         raise UsageError(
