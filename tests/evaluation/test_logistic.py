@@ -51,6 +51,29 @@ def test_scikit_learn_agrees(penalty, monkeypatch):
     assert found.converged and found.penalty == penalty
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1e-2])
+def test_fewer_samples_than_features_have_the_same_minimum(penalty: float):
+    (features, labels), (test, _) = classes(60, 1, dim=200), classes(50, 2, dim=200)
+    found = fit(features, labels, penalty=penalty)
+    scaler = StandardScaler().fit(features.double())
+    z = scaler.transform(features.double())
+    oracle = LogisticRegression(C=1 / (penalty * 60), tol=1e-10, max_iter=10000).fit(z, labels)
+    expected = oracle.predict_proba(scaler.transform(test.double()))
+    assert np.abs(found.logits(test).softmax(1).numpy() - expected).max() < 3e-3
+    assert found.weight.numpy() == pytest.approx(oracle.coef_, abs=1e-3)
+    assert found.converged
+
+
+def test_axes_are_those_of_the_covariance_in_either_shape():
+    for num, dim in ((30, 8), (8, 30)):
+        features, _ = classes(num, 1, dim=dim)
+        mean, std = (torch.from_numpy(f(features.double().numpy(), axis=0)).float() for f in (np.mean, np.std))
+        variances, axes = logistic._principal_axes(features, mean, std)
+        assert axes.shape == (dim, 8) and torch.allclose(axes.T @ axes, torch.eye(8).double(), atol=1e-6)
+        z = ((features - mean) / std).double()
+        assert torch.allclose((axes * variances) @ axes.T, z.T @ z / num, atol=1e-5)
+
+
 def test_the_usual_penalties_go_from_one_to_next_to_none():
     assert logistic.PENALTIES == pytest.approx([10.0**-k for k in range(9)], rel=1e-12)
     features, labels = classes(80, 1)

@@ -187,19 +187,15 @@ class _Problem:
     num_classes: int
     mean: Float32[Tensor, " D"]
     std: Float32[Tensor, " D"]
-    axes: Float64[Tensor, "D D"]
-    variances: Float64[Tensor, " D"]
+    axes: Float64[Tensor, "D A"]
+    variances: Float64[Tensor, " A"]
     kept: list[Tensor]
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, *, num_classes: int, device: torch.device) -> "_Problem":
         """Measure the features: their moments, and the principal axes of what they are when standardised."""
         mean, std = (moment.to(device) for moment in _moments(features))
-        covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
-        for chunk in features.split(_CHUNK):
-            z = _standardise(chunk, mean, std)
-            covariance += (z.T @ z).cpu().double()
-        variances, axes = torch.linalg.eigh(covariance / len(features))
+        variances, axes = _principal_axes(features, mean, std)
         problem = cls(
             features=features,
             labels=labels,
@@ -208,7 +204,7 @@ class _Problem:
             mean=mean,
             std=std,
             axes=axes,
-            variances=variances.clamp(min=0),
+            variances=variances,
             kept=[],
         )
         return problem.of_rows(problem.rows)
@@ -227,7 +223,7 @@ class _Problem:
         of that, with the penalty, evens the slopes; without it weak penalties take many hundred iterations.
         """
         steepness = (self.variances / 2 + penalty).sqrt()
-        shape = (self.num_classes, len(self.mean) + 1)
+        shape = (self.num_classes, len(steepness) + 1)
 
         def weight_and_bias(flat: np.ndarray) -> tuple[Tensor, Tensor]:
             v, bias = torch.from_numpy(flat).reshape(shape).split([shape[1] - 1, 1], dim=1)
@@ -287,6 +283,26 @@ def _standardise(
     chunk: Float[Tensor, "B D"], mean: Float32[Tensor, " D"], std: Float32[Tensor, " D"]
 ) -> Float32[Tensor, "B D"]:
     return (chunk.to(mean) - mean).mul_(torch.where(std > 0, 1 / std, 0))
+
+
+def _principal_axes(
+    features: Float[Tensor, "n D"], mean: Float32[Tensor, " D"], std: Float32[Tensor, " D"]
+) -> tuple[Float64[Tensor, " A"], Float64[Tensor, "D A"]]:
+    """The variances of the standardised features along orthogonal axes, and these, at most as many as samples.
+
+    Of fewer samples than features, only the axes in the samples' span: across it the best weights are 0.
+    """
+    num = len(features)
+    if num < len(mean):
+        z = _standardise(features, mean, std).cpu().double()
+        _, spread, axes = torch.linalg.svd(z, full_matrices=False)
+        return spread.square() / num, axes.T
+    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+    for chunk in features.split(_CHUNK):
+        z = _standardise(chunk, mean, std)
+        covariance += (z.T @ z).cpu().double()
+    variances, axes = torch.linalg.eigh(covariance / num)
+    return variances.clamp(min=0), axes
 
 
 def _moments(features: Float[Tensor, "n D"]) -> Iterator[Float32[Tensor, " D"]]:
