@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import psutil
@@ -173,11 +174,16 @@ class ImageSet:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the source's items and with what is made of them."""
-        return self._made_of(self._source.fingerprint())
+        return self._made_of(self._source_fingerprint)
 
     def version(self) -> str:
         """16 hexadecimal digits that change with the `fingerprint`, and when an item was changed in place."""
         return self._made_of(self._source.version())
+
+    @cached_property
+    def _source_fingerprint(self) -> str:
+        # Each checkpoint tells it, and millions of names take seconds.
+        return self._source.fingerprint()
 
     def _made_of(self, source: str) -> str:
         made = f"{source} {self.channels} {self.dtype}"
