@@ -1,10 +1,15 @@
 """What every test runs under."""
 
 import os
-from importlib import import_module
 
 import pytest
+
+# Before any module of ours: its shape checks make Python compile anew what our modules are the first to import.
+import scipy.stats  # noqa: F401
 import torch
+import torch._dynamo
+import torchvision.transforms.v2  # noqa: F401
+from light import few_digits, without_doctor
 
 # Tiny models lose more to threads that wait for each other than they gain; the processes that tests start as well.
 torch.set_num_threads(1)
@@ -13,8 +18,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.fixture(autouse=True)
 def _without_doctor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs begin without the doctor's checks, seconds each, but in tests marked `doctor`."""
+    """Runs begin without the doctor's checks but in tests marked `doctor`."""
     if request.node.get_closest_marker("doctor") is None:
-        doctor = import_module("mae.pretraining.doctor")
-        found = doctor.Diagnosis(findings=(), seconds=0.0)
-        monkeypatch.setattr("mae.pretraining.run.examine", lambda prepared, model: found)
+        without_doctor(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _few_digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All the embedded digits are there only in tests marked `digits`."""
+    if request.node.get_closest_marker("digits") is None:
+        few_digits(monkeypatch)

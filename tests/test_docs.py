@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs_here import run_jobs_here
+from light import little_measuring
 from PIL import Image
 
 from mae.cli import main
@@ -38,9 +39,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8).repeat(12, axis=0).repeat(12, axis=1)
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
     monkeypatch.chdir(tmp_path)
-    for name in ("doctor._STEP_SECONDS", "doctor._LOADING_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):
-        monkeypatch.setattr(f"mae.pretraining.{name}", 0.1)  # what is timed is timed less long
-    monkeypatch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 6)
+    little_measuring(monkeypatch)
     run_jobs_here(monkeypatch)
     return tmp_path
 

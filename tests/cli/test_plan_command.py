@@ -2,11 +2,11 @@ import json
 from typing import Any
 
 import pytest
+from light import little_measuring
 
 from mae.cli import COMMANDS, main
 from mae.cli.plan import parse
 from mae.errors import UsageError
-from mae.pretraining import plan as planning
 
 TINY = (
     "plan builtin:digits --model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --steps 400 --batch-size 8 "
@@ -17,10 +17,10 @@ TINY = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMANDS, "plan", ("mae.cli.plan", "tell what a run would take"))
-    for name in ("_PROBE_SECONDS", "_STEP_SECONDS", "_LOADING_SECONDS"):
-        monkeypatch.setattr(planning, name, 0.05)
+    little_measuring(monkeypatch)
 
 
+@pytest.mark.digits
 def test_the_plan_and_its_command_are_shown(capsys: pytest.CaptureFixture[str]):
     assert main(TINY) == 0
     shown = capsys.readouterr().out
@@ -29,6 +29,7 @@ def test_the_plan_and_its_command_are_shown(capsys: pytest.CaptureFixture[str]):
     assert shown.splitlines()[-1].startswith("mae pretrain builtin:digits --model mae_vit_lesson_patch4")
 
 
+@pytest.mark.digits
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]):
     assert main([*TINY, "--json"]) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -47,6 +48,7 @@ def test_hours_and_a_length_are_refused(length: list[str]):
         parse(["builtin:digits", "--hours", "1", *length])
 
 
+@pytest.mark.digits
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from light import few_digits, few_looks, without_doctor, without_pictures
 from sklearn.datasets import load_digits
 
 import mae
@@ -40,8 +41,19 @@ def model() -> MaskedAutoencoder:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    options = {"img_size": 8, "patch_size": 2, "batch_size": 32, "steps": 2, "workers": 0, "device": "cpu"}
-    mae.pretrain("builtin:digits", model="mae_vit_lesson_patch4", out=out, quiet=True, **options)
+    options = {
+        "img_size": 8,
+        "patch_size": 2,
+        "batch_size": 32,
+        "steps": 2,
+        "workers": 0,
+        "device": "cpu",
+        "skip_doctor": True,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
+            lighten(patch)
+        mae.pretrain("builtin:digits", model="mae_vit_lesson_patch4", out=out, quiet=True, **options)
     return out
 
 

@@ -1,20 +1,14 @@
 """A small labelled set, and one small study of it, carried out once for all tests that look at what it left."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from jobs_here import run_jobs_here
 from PIL import Image
+from tiny_study import TINY
 
 from mae.experiments.run import StudyOutcome, study
-
-TINY: dict[str, Any] = {
-    "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "decoder_depth": 1,
-    "batch_size": 15, "epochs": 1.0, "mask_warmup": 0.5, "workers": 0, "device": "cpu", "finetune_epochs": 1.0,
-    "quiet": True, "skip_doctor": True,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

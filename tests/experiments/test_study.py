@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from jobs_here import run_jobs_here
 from rich.console import Console
+from tiny_study import TINY
 
 import mae
 from mae.cli import main
@@ -129,8 +130,9 @@ def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Pa
 
 
 def test_models_beside_each_other_and_beside_what_must_be_beaten(
-    compared: StudyOutcome, labelled: Path, tmp_path: Path
+    compared: StudyOutcome, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    run_jobs_here(monkeypatch)
     runs = [str(compared.folder / "runs" / name) for name in RUNS[:2]]
     missing = str(tmp_path / "missing")
 
@@ -169,7 +171,9 @@ def wait_for_steps(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_stopped_study_goes_on_where_it_was(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     out = tmp_path / "study"
     asked = (
         f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
@@ -187,6 +191,7 @@ def test_a_stopped_study_goes_on_where_it_was(labelled: Path, tmp_path: Path, ca
     assert re.search(r"0 of 2 runs done; ratio0\.75-seed0: step \d+/80", said)
     assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
     capsys.readouterr()
+    run_jobs_here(monkeypatch)
     assert main(asked[1:]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no verdict: one seed" in said and "All metrics" in said and "Look at" in said

@@ -45,7 +45,8 @@ from torch.testing import assert_close
 plain, other = tiny_model(depth=1, decoder_depth=1), tiny_model(depth=1, decoder_depth=1)
 images = images_for(plain)
 plan = plain.plan(images)
-expected, got = plain(images, plan=plan).loss, torch.compile(other, fullgraph=True)(images, plan=plan).loss
+expected = plain(images, plan=plan).loss
+got = torch.compile(other, fullgraph=True, backend="aot_eager")(images, plan=plan).loss
 assert_close(got, expected, rtol=1e-5, atol=1e-5)
 expected.backward()
 got.backward()

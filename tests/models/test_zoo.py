@@ -86,12 +86,11 @@ def test_parameters_are_the_published_numbers(name: str, whole: float, encoder: 
     assert millions(model.encoder) + rows * c.embed_dim / 1e6 + head == pytest.approx(encoder, abs=digits)
 
 
-@pytest.mark.slow
-def test_vit_huge_builds_on_a_cpu() -> None:
+def test_vit_huge_is_drawn_from_its_range() -> None:
+    """Its blocks are alike, so a few do: all of them are 2.6 GB."""
     torch.manual_seed(0)
-    model = create_model("mae_vit_huge_patch14")
-    assert millions(model) == pytest.approx(656.6, abs=0.1)
-    last = model.encoder.blocks[31].mlp.fc2.weight
+    model = create_model("mae_vit_huge_patch14", depth=2)
+    last = model.encoder.blocks[1].mlp.fc2.weight
     assert 0.99 * (6 / (5 * 1280)) ** 0.5 < last.abs().max() <= (6 / (5 * 1280)) ** 0.5
 
 

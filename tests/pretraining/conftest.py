@@ -1,29 +1,28 @@
 """A run small enough for a test, and folders of images made on the fly."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from light import few_digits, few_looks, without_doctor, without_pictures
 from PIL import Image
 
 import mae
-from mae.pretraining import monitor
 
 TINY = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 32, "steps": 6,
     "workers": 0, "save_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
 }  # fmt: skip
-WATCHED = {"LABEL_FREE": 24, "VIEWED": 8, "TRAIN": 20, "TEST": 10}
 
 
 @pytest.fixture(autouse=True)
 def _without_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than such a run; only tests marked `pictures` look at them."""
+    """Only tests marked `pictures` look at them."""
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
-        monkeypatch.setattr("mae.pretraining.narrate.draw_curve", lambda *args, **options: None)
+        without_pictures(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +32,7 @@ def few_watched() -> Iterator[pytest.MonkeyPatch]:
     A test that wants other counts sets them by this: `monkeypatch` is undone later, and would bring these back.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, count in WATCHED.items():
-            patch.setattr(monitor, f"_{name}_IMAGES", count)
+        few_looks(patch)
         yield patch
 
 
@@ -53,6 +51,20 @@ def pretrain(tmp_path: Path) -> Callable[..., mae.PretrainResult]:
         return mae.pretrain(source, out=tmp_path / name, **{**TINY, **options})
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
+            lighten(patch)
+        return mae.pretrain("builtin:digits", out=tmp_path_factory.mktemp("finished") / "run", **TINY).folder
+
+
+@pytest.fixture
+def finished(_finished: Path, tmp_path: Path) -> Path:
+    """The folder of the tiny run without further options, with checkpoints of its steps 4 and 6; a copy."""
+    return Path(shutil.copytree(_finished, tmp_path / "run"))
 
 
 @pytest.fixture

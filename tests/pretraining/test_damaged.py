@@ -4,23 +4,21 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from light import little_measuring
 
 import mae
 from mae.cli import main
 from mae.errors import MAEError
 from mae.training.log import loss_rows, read_rows
 
-Run = Callable[..., mae.PretrainResult]
-
 
 @pytest.fixture
-def run(pretrain: Run) -> Path:
-    """A run with checkpoints of its steps 4 and 6."""
-    return pretrain().folder
+def run(finished: Path) -> Path:
+    """With checkpoints of its steps 4 and 6."""
+    return finished
 
 
 def damage(run: Path, *steps: int) -> None:
@@ -107,7 +105,9 @@ def test_each_command_says_which_weights_it_took(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    little_measuring(monkeypatch)
     damage(run, 6)
     out = ["--device", "cpu", "--out", str(tmp_path / "out")]
     words = {

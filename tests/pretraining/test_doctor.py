@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from light import little_measuring
 from PIL import Image
 
 import mae
@@ -23,10 +24,7 @@ MODEL = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed is timed less long."""
-    for name in ("_STEP_SECONDS", "_LOADING_SECONDS", "_DATA_SECONDS"):
-        monkeypatch.setattr(doctor, name, 0.2)
-    monkeypatch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 12)
+    little_measuring(monkeypatch)
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
         PretrainConfig(held_out=share)
 
 
+@pytest.mark.digits
 def test_they_and_the_others_are_all_images_and_no_seed_changes_them(tmp_path: Path) -> None:
     first, second = prepared(tmp_path, seed=0), prepared(tmp_path, seed=5)
     assert torch.equal(torch.cat([first.trained, first.held_out]).sort().values, torch.arange(1438))
@@ -53,6 +54,7 @@ def test_they_and_the_others_are_all_images_and_no_seed_changes_them(tmp_path: P
     assert first.steps_per_epoch == 1410 // 64
 
 
+@pytest.mark.digits
 def test_none_of_them_is_ever_trained_on(
     pretrain: Callable[..., mae.PretrainResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +73,7 @@ def test_none_of_them_is_ever_trained_on(
     assert len(held_out) == 28 and not held_out & trained and len(trained) >= 1408  # the rest of an epoch is dropped
 
 
+@pytest.mark.digits
 def test_their_loss_is_measured_beside_that_of_trained_images(pretrain: Callable[..., mae.PretrainResult]) -> None:
     result = pretrain(steps=60, lr=2e-3, monitor_every=1.0, held_out=0.02)
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
@@ -87,13 +90,13 @@ def test_their_loss_is_measured_beside_that_of_trained_images(pretrain: Callable
     assert looks[-1]["held_out"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_without_them_nothing_is_said(pretrain: Callable[..., mae.PretrainResult]) -> None:
-    result = pretrain()
-    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+def test_without_them_nothing_is_said(finished: Path) -> None:
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert not any("held_out" in row.get("evaluation", {}) for row in rows)
     assert any("effective_rank" in row.get("evaluation", {}) for row in rows)
 
 
+@pytest.mark.digits
 def test_a_batch_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds 1438 images, 28 of them held out; use --batch-size 28$"):
         prepared(tmp_path, batch_size=1420)

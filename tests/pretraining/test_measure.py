@@ -160,6 +160,7 @@ def test_time_is_the_median_without_the_warm_up(clock: Clock, monkeypatch: pytes
     assert found.seconds == 1.5  # of 1, 2, 1 and 6, which end at 110
 
 
+@pytest.mark.digits
 def test_the_warm_up_hides_the_least_and_the_rest_the_mean(monkeypatch: pytest.MonkeyPatch):
     ratios, real = [], RandomMasking.plan
 
@@ -237,6 +238,7 @@ def test_only_images_that_are_trained_on_are_read(monkeypatch: pytest.MonkeyPatc
     assert len(read) >= 64 and read <= set(run.trained.tolist())
 
 
+@pytest.mark.digits
 @pytest.mark.parametrize("batch_size", [8, 32, 1024])
 def test_loading_is_counted_in_images(batch_size: int, slow: None):
     assert measure_loading(prepared(batch_size=batch_size), seconds=4.0) == pytest.approx(100)

@@ -27,6 +27,7 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
     return code, error
 
 
+@pytest.mark.digits
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -56,6 +56,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in mae.load(folder).state_dict().values()])
 
 
+@pytest.mark.digits
 def test_label_free_numbers_always_at_both_ends_and_between(pretrain: Run, tmp_path: Path):
     result = pretrain(monitor_every=2 * EVERY_STEP)
     assert list(looks(tmp_path / "run")) == [0, 2, 4, 6]
@@ -66,6 +67,7 @@ def test_label_free_numbers_always_at_both_ends_and_between(pretrain: Run, tmp_p
     assert first != last
 
 
+@pytest.mark.digits
 def test_a_lent_set_adds_accuracies_and_their_best_step(pretrain: Run, tmp_path: Path):
     result = pretrain(monitor="builtin:digits", monitor_every=3 * EVERY_STEP)
     seen = looks(tmp_path / "run")
@@ -214,6 +216,7 @@ def test_a_test_image_that_is_a_training_image_is_refused_before_the_run(
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.digits
 def test_a_run_that_is_watched_with_labels_is_looked_at_less_often(tmp_path: Path):
     def spacing(**options: Any) -> int:
         given = {

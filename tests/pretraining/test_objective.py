@@ -45,6 +45,7 @@ def trained_lengths(seen: list[tuple[int, int]], images: int) -> list[int]:
     return [visible for batch, visible in seen if batch == images]
 
 
+@pytest.mark.digits
 def test_the_curriculum_hides_more_and_more(pretrain: Run, seen: list[tuple[int, int]]):
     """11 steps an epoch: half of it is the way from 8 visible patches of 16 to 4."""
     pretrain(**IMPROVED)
@@ -83,12 +84,12 @@ def test_weights_of_zero_are_the_plain_run_bit_for_bit(pretrain: Run):
 
 
 def test_each_addition_changes_what_is_learned(pretrain: Run):
-    plain = weights(pretrain("plain"))
+    plain = weights(pretrain("plain", steps=2))
     for number, options in enumerate(
         ({"laplacian": 0.05}, {"uniformity": 0.01}, {"focal_frequency": 1.0}, {"loss": "l1"}, {"low_pass": 0.5},
          {"mask_schedule": "random"})
     ):  # fmt: skip
-        other = weights(pretrain(f"run{number}", **options))
+        other = weights(pretrain(f"run{number}", steps=2, **options))
         assert any(not torch.equal(plain[name], other[name]) for name in plain), options
 
 

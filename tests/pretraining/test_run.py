@@ -20,6 +20,7 @@ def weights(path: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in mae.load(path).state_dict().values()])
 
 
+@pytest.mark.digits
 @pytest.mark.pictures
 def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
     result = pretrain()
@@ -41,17 +42,15 @@ def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
     assert found["images"] == 1438 and found["channels"] == 1
 
 
-def test_everything_chosen_stands_in_the_configuration(pretrain: Run, tmp_path: Path):
-    pretrain()
-    config = PretrainConfig.read(tmp_path / "run" / "config.json")
+def test_everything_chosen_stands_in_the_configuration(finished: Path):
+    config = PretrainConfig.read(finished / "config.json")
     assert (config.source, config.model, config.in_chans) == ("builtin:digits", "mae_vit_lesson_patch4", 1)
     assert None not in (config.img_size, config.patch_size, config.mlp_ratio, config.cls_token, config.batch_size)
 
 
-def test_a_run_can_be_repeated_from_its_configuration_alone(pretrain: Run, tmp_path: Path):
-    pretrain()
-    mae.pretrain(recipe=str(tmp_path / "run" / "config.json"), out=tmp_path / "again", quiet=True)
-    assert torch.equal(weights(tmp_path / "again"), weights(tmp_path / "run"))
+def test_a_run_can_be_repeated_from_its_configuration_alone(finished: Path, tmp_path: Path):
+    mae.pretrain(recipe=str(finished / "config.json"), out=tmp_path / "again", quiet=True)
+    assert torch.equal(weights(tmp_path / "again"), weights(finished))
 
 
 def test_the_seed_decides(pretrain: Run, tmp_path: Path):
@@ -77,15 +76,14 @@ def test_accumulation_changes_only_the_rounding(pretrain: Run, tmp_path: Path):
         assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-4)
 
 
-def test_the_loaded_model_is_the_trained_one(pretrain: Run, tmp_path: Path):
-    result = pretrain()
-    model = result.load_model()
+def test_the_loaded_model_is_the_trained_one(finished: Path):
+    model = mae.PretrainResult(folder=finished, finished=True, summary={}).load_model()
     assert not model.training and model.config is not None
     assert model.config.img_size == (8, 8) and model.config.in_chans == 1
-    assert model.config.mean == tuple(json.loads((tmp_path / "run" / "data.json").read_text())["mean"])
-    newest = tmp_path / "run" / "checkpoints" / "step-00000006"
-    for path in (newest, newest / "model.safetensors", str(tmp_path / "run")):
-        assert torch.equal(weights(Path(path)), weights(tmp_path / "run"))
+    assert model.config.mean == tuple(json.loads((finished / "data.json").read_text())["mean"])
+    newest = finished / "checkpoints" / "step-00000006"
+    for path in (newest, newest / "model.safetensors", str(finished)):
+        assert torch.equal(weights(Path(path)), weights(finished))
 
 
 def test_any_folder_of_images(pretrain: Run, photos: Path):
@@ -152,6 +150,7 @@ def test_noise_teaches_nothing(tmp_path: Path):
     assert result.summary["loss_over_mean_predictor"] > 0.95
 
 
+@pytest.mark.digits
 @pytest.mark.slow
 def test_a_compiled_run_is_the_same_to_rounding(pretrain: Run, tiny: dict[str, Any], tmp_path: Path):
     pretrain("eager")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from light import little_measuring
 from test_measure import CPU, prepared
 
 from mae.cli.pretrain import parse
@@ -45,6 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
+@pytest.mark.digits
 def test_every_number_by_hand(machine: Machine):
     plan = make_plan(prepared(batch_size=40, steps=700), hours=None)
     assert (plan.images, plan.held_out, plan.steps_per_epoch, plan.steps) == (1438, 0, 35, 700)
@@ -69,6 +71,7 @@ def test_the_batch_stays_and_is_divided_where_it_does_not_fit(machine: Machine):
     assert max(machine.asked) == 26  # no more than fits is tried
 
 
+@pytest.mark.digits
 def test_what_takes_long_is_not_tried_in_full(machine: Machine):
     make_plan(prepared(batch_size=1438 // 2), hours=None)  # a step of these would take 7.3 s
     assert machine.asked == [2, 4, 719 // 2]
@@ -94,6 +97,7 @@ def test_no_memory_for_one_image_is_refused():
         fitting_accumulate(PretrainConfig(batch_size=64), World(), 0)
 
 
+@pytest.mark.digits
 def test_hours_choose_whole_epochs(machine: Machine):
     run = prepared(batch_size=40)
     epoch = make_plan(run, hours=None).epoch_seconds
@@ -109,6 +113,7 @@ def test_too_little_time_says_how_long_an_epoch_takes():
         fitting_epochs(0.5, 3600.0)
 
 
+@pytest.mark.digits
 def test_nonsense_is_refused_before_and_after_measuring(machine: Machine):
     with pytest.raises(UsageError, match="100 steps; expected 300"):
         make_plan(prepared(steps=100), hours=None)
@@ -136,8 +141,7 @@ def test_a_source_is_needed_and_a_new_folder(tmp_path: Path):
 
 def test_a_slow_source_limits(monkeypatch: pytest.MonkeyPatch, machine: Machine):
     monkeypatch.undo()  # everything is measured here
-    for name in ("_PROBE_SECONDS", "_STEP_SECONDS", "_LOADING_SECONDS"):
-        monkeypatch.setattr(planning, name, 0.05)
+    little_measuring(monkeypatch)
     real = ImageSet.get
 
     def get(images: ImageSet, index: int) -> Any:

@@ -1,0 +1,44 @@
+"""What makes runs light enough for tests; each change is made through a patch, which undoes it."""
+
+from importlib import import_module
+
+import pytest
+import sklearn.datasets
+from sklearn.utils import Bunch
+
+WATCHED = {"LABEL_FREE": 24, "VIEWED": 8, "TRAIN": 20, "TEST": 10}
+_DIGITS = sklearn.datasets.load_digits()
+_FEW_DIGITS = 400
+
+
+def without_doctor(patch: pytest.MonkeyPatch) -> None:
+    """Runs begin without the doctor's checks, which take seconds."""
+    doctor = import_module("mae.pretraining.doctor")
+    found = doctor.Diagnosis(findings=(), seconds=0.0)
+    patch.setattr("mae.pretraining.run.examine", lambda prepared, model: found)
+
+
+def few_digits(patch: pytest.MonkeyPatch) -> None:
+    """`builtin:digits` is read once and has its first digits alone."""
+    few = Bunch(images=_DIGITS.images[:_FEW_DIGITS], target=_DIGITS.target[:_FEW_DIGITS])
+    patch.setattr(sklearn.datasets, "load_digits", lambda: few)
+
+
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing: drawing takes longer than a tiny run."""
+    patch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
+    patch.setattr("mae.pretraining.narrate.draw_curve", lambda *args, **options: None)
+
+
+def few_looks(patch: pytest.MonkeyPatch) -> None:
+    """Runs look at the features of few images."""
+    for name, count in WATCHED.items():
+        patch.setattr(f"mae.pretraining.monitor._{name}_IMAGES", count)
+
+
+def little_measuring(patch: pytest.MonkeyPatch) -> None:
+    """What doctor and plan time is timed less long, and fewer steps show whether one batch overfits."""
+    for name in ("doctor._STEP_SECONDS", "doctor._LOADING_SECONDS", "doctor._DATA_SECONDS",
+                 "plan._PROBE_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):  # fmt: skip
+        patch.setattr(f"mae.pretraining.{name}", 0.1)
+    patch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 12)
