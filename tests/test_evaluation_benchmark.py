@@ -1,6 +1,7 @@
 """The benchmark of the evaluators runs and judges both sides alike; what it measures is no test."""
 
-from evaluation import JOBS, measure_knn, measure_memory, measure_probe
+import evaluation
+from evaluation import measure_knn, measure_memory, measure_probe
 
 
 def test_both_sides_are_equally_accurate():
@@ -10,7 +11,9 @@ def test_both_sides_are_equally_accurate():
     assert abs(probe.our_accuracies[0] - probe.peer_accuracies[0]) < 0.1 and len(probe.ours) == len(probe.peer) == 1
 
 
-def test_memory_is_measured_on_a_mapped_file():
+def test_memory_is_measured_on_a_mapped_file(monkeypatch):
+    """By a process each, of which one does."""
+    monkeypatch.setattr(evaluation, "JOBS", ("knn",))
     found = measure_memory(2000, 8)
-    assert [took["what"] for took in found] == list(JOBS)
+    assert [took["what"] for took in found] == ["knn"]
     assert all(took["peak"] >= took["before"] > 0 for took in found)

@@ -218,3 +218,10 @@ def test_version_is_of_the_source_and_of_what_is_made_of_it():
     source.version = lambda: "d" * 16
     assert images.fingerprint() == fingerprint
     assert len({fingerprint, images.version(), *found}) == 5 and len(found[0]) == 16
+
+
+def test_names_are_hashed_once(monkeypatch):
+    source = pictures()
+    images, asked = load_images(source, in_chans=None), []
+    monkeypatch.setattr(source, "fingerprint", lambda: asked.append(1) or "a" * 16, raising=False)
+    assert images.fingerprint() == images.fingerprint() and len(asked) == 1

@@ -9,7 +9,7 @@ from mae.errors import UsageError
 from mae.models import zoo
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import ALIASES, build_model, create_model, list_models
+from mae.models.zoo import ALIASES, build_model, create_model, list_models, model_config
 
 # name: encoder width, blocks, heads, decoder width, blocks, heads, patch, image
 EXPECTED = {
@@ -84,6 +84,15 @@ def test_parameters_are_the_published_numbers(name: str, whole: float, encoder: 
     head = 1000 * (c.embed_dim + 1) / 1e6
     digits = 0.006 if encoder == 86.57 else 0.06
     assert millions(model.encoder) + rows * c.embed_dim / 1e6 + head == pytest.approx(encoder, abs=digits)
+
+
+def test_a_configuration_is_put_together_once() -> None:
+    one = model_config("mae_vit_lesson_patch4", img_size=(64, 64))
+    assert model_config("mae_vit_lesson_patch4", img_size=[64, 64]) is one  # type: ignore[arg-type]
+    assert model_config("mae_vit_lesson_patch4", img_size=(64, 32)) != one
+    for _ in range(2):
+        with pytest.raises(UsageError, match="image size 63x63"):
+            model_config("mae_vit_lesson_patch4", img_size=63)
 
 
 def test_vit_huge_is_drawn_from_its_range() -> None:

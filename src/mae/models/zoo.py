@@ -6,6 +6,7 @@ with a decoder 512 wide and 8 blocks deep.
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Unpack
 
 import torch
@@ -250,7 +251,15 @@ def model_config(name: str, **overrides: Unpack[ModelOptions]) -> ModelConfig:
     Raises:
         UsageError: see `create_model`.
     """
+    options: dict[str, Any] = {**overrides}
+    plain = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+    return _model_config(name, tuple(sorted(plain.items())))
+
+
+@lru_cache
+def _model_config(name: str, overrides: tuple[tuple[str, Any], ...]) -> ModelConfig:
+    # Remembered, since a deep model takes a good part of a second to put together, and a plan asks dozens of times.
     with torch.device("meta"):
-        config = create_model(name, **overrides).config
+        config = create_model(name, **dict(overrides)).config
     assert config is not None  # every named size is built from one
     return config
