@@ -93,6 +93,9 @@ def test_a_configuration_is_put_together_once() -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="image size 63x63"):
             model_config("mae_vit_lesson_patch4", img_size=63)
+    assert model_config("mae_vit_lesson_patch4", depth=1).depth == 1
+    with pytest.raises(UsageError, match="depth"):
+        model_config("mae_vit_lesson_patch4", depth=True)
 
 
 def test_vit_huge_is_drawn_from_its_range() -> None:

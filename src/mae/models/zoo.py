@@ -253,13 +253,13 @@ def model_config(name: str, **overrides: Unpack[ModelOptions]) -> ModelConfig:
     """
     options: dict[str, Any] = {**overrides}
     plain = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
-    return _model_config(name, tuple(sorted(plain.items())))
+    return _model_config(name, **plain)
 
 
-@lru_cache
-def _model_config(name: str, overrides: tuple[tuple[str, Any], ...]) -> ModelConfig:
+@lru_cache(typed=True)  # by type too: True is no number of blocks, though it equals 1
+def _model_config(name: str, **overrides: Any) -> ModelConfig:
     # Remembered, since a deep model takes a good part of a second to put together, and a plan asks dozens of times.
     with torch.device("meta"):
-        config = create_model(name, **dict(overrides)).config
+        config = create_model(name, **overrides).config
     assert config is not None  # every named size is built from one
     return config
