@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from light import without_pictures
 
 from mae.experiments import job, runner
 
@@ -27,4 +28,4 @@ def run_jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     here = SimpleNamespace(Popen=_Here, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(runner, "subprocess", here)
     monkeypatch.setattr(job, "_stop_with_parent", lambda: None)  # which reads this process's input
-    monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
+    without_pictures(monkeypatch)

@@ -1,5 +1,7 @@
 """What makes runs light enough for tests; each change is made through a patch, which undoes it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
@@ -34,6 +36,15 @@ def few_looks(patch: pytest.MonkeyPatch) -> None:
     """Runs look at the features of few images."""
     for name, count in WATCHED.items():
         patch.setattr(f"mae.pretraining.monitor._{name}_IMAGES", count)
+
+
+@contextmanager
+def light_runs() -> Iterator[None]:
+    """All of these, for fixtures that are made before those of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
+            lighten(patch)
+        yield
 
 
 def little_measuring(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from light import few_digits, few_looks, without_doctor, without_pictures
+from light import light_runs
 from sklearn.datasets import load_digits
 
 import mae
@@ -50,9 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "device": "cpu",
         "skip_doctor": True,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
-            lighten(patch)
+    with light_runs():
         mae.pretrain("builtin:digits", model="mae_vit_lesson_patch4", out=out, quiet=True, **options)
     return out
 

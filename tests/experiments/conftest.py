@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs_here import run_jobs_here
+from light import without_pictures
 from PIL import Image
 from tiny_study import TINY
 
@@ -13,8 +14,8 @@ from mae.experiments.run import StudyOutcome, study
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing as a run goes takes longer than these runs, and no test looks at it."""
-    monkeypatch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
+    """No test looks at what is drawn as a run goes."""
+    without_pictures(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from light import few_digits, few_looks, without_doctor, without_pictures
+from light import few_looks, light_runs, without_pictures
 from PIL import Image
 
 import mae
@@ -55,9 +55,7 @@ def pretrain(tmp_path: Path) -> Callable[..., mae.PretrainResult]:
 
 @pytest.fixture(scope="session")
 def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
-            lighten(patch)
+    with light_runs():
         return mae.pretrain("builtin:digits", out=tmp_path_factory.mktemp("finished") / "run", **TINY).folder
 
 
