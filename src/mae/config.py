@@ -62,6 +62,8 @@ MACHINE_FIELDS = frozenset(
         "device",
         "workers",
         "compile",
+        "shard",
+        "recompute",
         "accumulate",
         "save_every",
         "keep_every",
@@ -177,6 +179,10 @@ class PretrainConfig:
     """auto: CUDA, else Apple's MPS, else the CPU."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    shard: bool = False
+    """Divide weights and averages among the processes (FSDP2): for ViT-Huge and beyond."""
+    recompute: bool = False
+    """Compute blocks again in the backward pass instead of keeping what they computed: less memory, a third more time."""
     workers: Annotated[int | None, shown("by device and data", "W")] = None
     """Processes that load images."""
     seed: int = 0

@@ -75,9 +75,13 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all: aside, then renamed."""
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text)
-    aside.replace(path)
+    aside(path).write_text(text)
+    aside(path).replace(path)
+
+
+def aside(path: Path) -> Path:
+    """Where `write_whole` writes a file first."""
+    return path.with_name(f".{path.name}.writing")
 
 
 def check_no_data(text: str, *, name: str) -> None:

@@ -39,8 +39,8 @@ def test_flags_reach_the_configuration():
         "--batch-size 32 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 2 --clip-grad 2 --precision fp32 --compile "
         "--workers 3 --seed 4 --out there --no-norm-pix-loss --cls-token False --pos-embed learned"
     )
-    config, given, resume = parse(args.split())
-    assert not resume
+    config, given, resume, gpus = parse(args.split())
+    assert not resume and gpus is None
     assert (config.source, config.model, config.img_size, config.patch_size) == (
         "photos", "mae_vit_small", (96, 128), (4, 8)
     )  # fmt: skip
@@ -54,9 +54,9 @@ def test_flags_reach_the_configuration():
 
 
 def test_a_recipe_gives_the_defaults_and_flags_go_over_it():
-    config, given, _ = parse(["--recipe", "imagenet_base", "imagenet", "--epochs", "5"])
+    config, given, _, _ = parse(["--recipe", "imagenet_base", "imagenet", "--epochs", "5"])
     assert (config.batch_size, config.epochs, config.recipe) == (4096, 5, "imagenet_base")
-    config, _, _ = parse(["imagenet", "--recipe=imagenet_base", "--steps", "5"])
+    config, _, _, _ = parse(["imagenet", "--recipe=imagenet_base", "--steps", "5"])
     assert (config.steps, config.epochs) == (5, None)
     assert given == {"recipe", "epochs"}  # the source is the one the recipe names
 

@@ -104,10 +104,10 @@ def test_a_batch_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_in_what_could_not_be_measured_cannot_steer_the_terminal(tmp_path: Path) -> None:
     ready = prepared(tmp_path, batch_size=16)
-    task = make_monitor(ready, fresh_model(ready), console := Console(record=True, file=StringIO()))
+    measure = make_monitor(ready, fresh_model(ready), console := Console(record=True, file=StringIO()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "_encode", fail := Mock(side_effect=MAEError("\x1b[2J.png is gone")))
-        task.run(3)
+        measure(3)
     assert fail.called and "step 3: label-free numbers could not be measured, the run goes on: \ufffd[2J.png" in (
         console.export_text(styles=True)
     )

@@ -40,17 +40,11 @@ def broken(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, **optio
 
     monkeypatch.setattr(ImageSet, "get", get)
     monkeypatch.setattr("mae.training.engine.MOST_IN_A_ROW", 1)
-    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: nothing_watched())
+    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: lambda step: None)
     with pytest.raises(MAEError, match=r"not finite.* see it again with: mae replay .*failures/step") as ended:
         pretrain("run", source=str(source), batch_size=16, skip_doctor=True, statistics="data", **options)
     assert (Path(shlex.split(str(ended.value))[-1]) / CAPTURE).is_file()
     return source.parent / "run"
-
-
-def nothing_watched() -> object:
-    from mae.training.engine import PeriodicTask
-
-    return PeriodicTask(every=10**9, run=lambda step: None)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -129,7 +130,35 @@ def test_resume_needs_a_run(tmp_path: Path):
     with pytest.raises(UsageError, match="--resume needs --out"):
         mae.pretrain("builtin:digits", resume=True, quiet=True)
     with pytest.raises(UsageError, match="holds no run to go on with"):
-        mae.pretrain("builtin:digits", out=tmp_path / "nowhere", resume=True, quiet=True)
+        mae.pretrain(out=tmp_path / "nowhere", resume=True, quiet=True)
+
+
+def test_resume_begins_a_run_that_is_none_yet_where_a_source_says_of_what(
+    pretrain: Run, finished: Path, tmp_path: Path
+):
+    """The same command then serves every start of a job that is stopped and started again."""
+    for _ in range(2):
+        assert pretrain("job", resume=True).finished
+    assert_same_end(finished, tmp_path / "job")
+
+
+@pytest.mark.parametrize("left", [["panels"], ["panels", "data.json"], ["panels", "data.json", ".config.json.writing"]])
+def test_a_start_killed_before_the_run_was_begun_leaves_the_folder_free(
+    pretrain: Run, finished: Path, tmp_path: Path, left: list[str]
+):
+    (tmp_path / "job" / "panels").mkdir(parents=True)
+    for name in left[1:]:
+        (tmp_path / "job" / name).write_text("{")
+    assert pretrain("job").finished
+    assert_same_end(finished, tmp_path / "job")
+
+
+@pytest.mark.parametrize("left", ["panels/mine.png", "notes.txt", "data.json.txt"])
+def test_a_folder_with_anything_else_is_refused(pretrain: Run, tmp_path: Path, left: str):
+    (tmp_path / "job" / "panels").mkdir(parents=True)
+    (tmp_path / "job" / left).write_text("")
+    with pytest.raises(UsageError, match="is there already and is not an empty folder"):
+        pretrain("job")
 
 
 @pytest.mark.digits
@@ -142,10 +171,10 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
     changed = {"steps": 6, "accumulate": 2, "recipe": "improved", "mask_warmup": 0.15}
     assert mae.pretrain("builtin:digits", out=tmp_path / "one", quiet=True, **{**OPTIONS, **changed}).finished
     args = [*ARGS, *(flag for name in changed for flag in as_flags(name, changed[name]))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mae"]
-    again = ["pretrain", *args, "--no-skip-doctor", "--out", str(tmp_path / "two")]  # one of them checks, both begin
-    done = subprocess.run([*launcher, *again], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    again = ["--gpus", "2", *args, "--no-skip-doctor"]  # one of them checks, both begin
+    two = start(tmp_path / "two", *again)
+    complaints = two.communicate(timeout=240)[1]
+    assert two.returncode == 0, complaints
     rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("one", "two")]
     assert [row["step"] for row in rows[1]] == list(range(1, 7))
     for alone, together in zip(*rows, strict=True):
@@ -154,3 +183,23 @@ def test_two_processes_compute_the_same_run(tmp_path: Path):
     first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_anew_after_a_process_died_and_it_goes_on(tmp_path: Path):
+    """With the weights of a run that nothing happened to: it begins at the last checkpoint, by itself."""
+    options = {**OPTIONS, "steps": 60, "save_every": 2}
+    words = ["pretrain", "builtin:digits", *(flag for name in options for flag in as_flags(name, options[name]))]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "mae"]
+    command = [sys.executable, "-m", *launcher, *words, "--workers", "0", "--out"]
+    refused = subprocess.run([*command[:-1]], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1 and "give --out, so that it finds what it did" in refused.stderr
+    with subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as cut:
+        wait_for_step(cut, tmp_path / "cut", 9)
+        psutil.Process(cut.pid).children()[-1].kill()
+        said = cut.communicate(timeout=240)[0].decode()
+    assert cut.returncode == 0, said
+    rows = loss_rows(read_rows(tmp_path / "cut" / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == list(range(1, 61))
+    subprocess.run([*command, str(tmp_path / "through")], check=True, capture_output=True, timeout=240)
+    assert_same_end(tmp_path / "through", tmp_path / "cut")

@@ -171,7 +171,7 @@ def carried_out(plan: Plan, run: Prepared) -> PretrainConfig:
     """The settled configuration of the command that a plan shows."""
     program, command, *args = shlex.split(plan.command)
     assert (program, command) == ("mae", "pretrain")
-    config, _, resume = parse(args)
+    config, _, resume, _ = parse(args)
     assert not resume
     return settle(config, run.images, run.device, run.world)[0]
 

@@ -7,6 +7,7 @@ from toy import make_trainer
 
 from mae.errors import MAEError, UsageError
 from mae.training import checkpoint
+from mae.training.distributed import World
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_damaged_checkpoint_is_passed_over(written: Path, name: str, damage: s
     assert newest(written) == "step-00000008"
     with pytest.raises(MAEError, match="step-00000012"):
         trainer = make_trainer(written)
-        checkpoint.restore(written / "step-00000012", module=trainer.module, optimizer=trainer.optimizer)
+        checkpoint.restore(written / "step-00000012", module=trainer.module, optimizer=trainer.optimizer, world=World())
 
 
 def test_a_checkpoint_without_manifest_is_not_one(written: Path):
@@ -64,7 +65,8 @@ def test_a_failing_write_leaves_nothing_and_keeps_the_earlier_one(written: Path,
     monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(MAEError, match=r"could not write .*step-00000013.*No space left.*step-00000012, is untouched"):
         trainer.step = 13
-        trainer._save()
+        trainer._begin_save()
+        trainer._finish_save()
     assert sorted(path.name for path in written.iterdir()) == ["step-00000008", "step-00000012"]
 
 
@@ -81,7 +83,8 @@ def test_a_kill_between_writing_and_commit_leaves_the_earlier_one(written: Path,
     monkeypatch.setattr(Path, "rename", killed)
     with pytest.raises(Killed):
         trainer.step = 13
-        trainer._save()
+        trainer._begin_save()
+        trainer._finish_save()
     monkeypatch.undo()
     assert newest(written) == "step-00000012"
     assert (written / ".writing-step-00000013").exists()
@@ -93,7 +96,7 @@ def test_weights_of_another_module_are_refused(written: Path):
     other = torch.nn.Linear(3, 3)
     optimizer = torch.optim.AdamW(other.parameters())
     with pytest.raises(MAEError, match="does not fit this model"):
-        checkpoint.restore(written / "step-00000012", module=other, optimizer=optimizer)
+        checkpoint.restore(written / "step-00000012", module=other, optimizer=optimizer, world=World())
 
 
 def test_a_damaged_one_that_is_newer_is_told_of(written: Path):
@@ -149,7 +152,8 @@ def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
     trainer = make_trainer(tmp_path)
     trainer.resume(tmp_path / "step-00000006")
     trainer.step = 8
-    trainer._save()
+    trainer._begin_save()
+    trainer._finish_save()
     assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 6, 8]
 
 

@@ -110,7 +110,7 @@ def test_resume_restores_the_averages_too(tmp_path: Path, optimizer):
     assert not torch.equal(weights(forgetful), weights(through))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
     before = signal.getsignal(number)
     trainer = make_trainer(tmp_path, save_every=None)
@@ -121,9 +121,24 @@ def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
     assert recorder.rows[-1]["step"] == 4
     assert find_checkpoint(tmp_path) == tmp_path / "step-00000004"
     assert signal.getsignal(number) is before
+    assert trainer.stopped_by == number
 
 
-def test_a_second_signal_acts_at_once(tmp_path: Path):
+def test_a_request_passed_on_twice_is_one(tmp_path: Path):
+    """A scheduler tells every process, and the launcher tells its own ones again."""
+
+    def twice(step: int) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
+
+    trainer = make_trainer(tmp_path, save_every=None)
+    assert not trainer.run(tasks=[PeriodicTask(every=3, run=twice)])
+    assert find_checkpoint(tmp_path) == tmp_path / "step-00000004"
+
+
+def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mae.training.signals._ONE_REQUEST_SECONDS", -1.0)
     trainer = make_trainer(tmp_path)
 
     def twice(step: int) -> None:

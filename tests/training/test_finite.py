@@ -11,9 +11,8 @@ from toy import Recorder, lars, make_trainer
 from mae.errors import MAEError
 from mae.training import engine
 from mae.training.checkpoint import find_checkpoint
-from mae.training.distributed import World
 from mae.training.engine import PeriodicTask
-from mae.training.finite import FiniteSteps
+from mae.training.finite import FiniteSteps, all_finite
 
 
 def values(module: nn.Module) -> list[float]:
@@ -133,28 +132,14 @@ def test_a_checkpoint_with_a_broken_value_is_never_written(tmp_path: Path, where
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
-class Half(World):
-    """A world in which another process met a broken step."""
-
-    def all(self, flag: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(flag)
-
-
-def test_a_step_is_whole_only_if_it_is_in_every_process():
-    alone, together = (FiniteSteps(torch.device("cpu"), world) for world in (World(), Half(size=2)))
-    assert alone.judge(0, torch.ones(())) and not together.judge(0, torch.ones(()))
-    assert (alone.read().left_out, together.read().left_out) == (0, 1)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_any_number_that_is_not_finite_breaks_a_step(bad: float):
-    steps = FiniteSteps(torch.device("cpu"), World())
-    assert not steps.judge(3, torch.tensor(1.0), torch.tensor(bad)) and steps.judge(4, torch.tensor(1e30))
-    assert (
-        steps.judge(5, torch.tensor(1.0))
-        and not steps.judge(6, torch.tensor(bad))
-        and not steps.judge(7, torch.tensor(bad))
-    )
+    steps = FiniteSteps(torch.device("cpu"))
+    numbers = ((1.0, bad), (1e30,), (1.0,), (bad,), (bad,))
+    whole = [all_finite(*map(torch.tensor, each)) for each in numbers]
+    assert whole == [False, True, True, False, False]
+    for step, finite in enumerate(whole, start=3):
+        steps.count(step, finite)
     found = steps.read()
     assert (found.left_out, found.in_a_row, found.last, found.now) == (3, 2, 7, 2)
     assert steps.read().left_out == 0

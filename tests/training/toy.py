@@ -101,7 +101,7 @@ def make_trainer(
         settings=settings,
         folder=folder,
         identity={"name": identity},
-        metadata=lambda: {"kind": "line"},
+        metadata=lambda module: {"kind": "line"},
         device=torch.device("cpu"),
         world=World(),
         capture=capture,

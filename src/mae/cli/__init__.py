@@ -3,6 +3,7 @@
 Nothing here imports PyTorch before it has something to compute, so that `--help` answers at once.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,7 +30,12 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 1 for a failure, 2 for a wrong request, 130 for a run stopped by a signal."""
+    """Run a command.
+
+    Returns:
+        The exit code: 0; 1 for a failure; 2 for a wrong request; 130 where Ctrl-C stopped it; 75 where another signal
+        stopped a run, which the same command with `--resume` goes on with.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(args)
@@ -62,6 +68,10 @@ def _help() -> str:
 
 
 def _complain(error: object, *, code: int) -> int:
+    # A wrong request is one in every process of a run; one of them tells it.
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and (code == 2 or getattr(error, "told_by_main", False)):
+        return code
     # In one line: a name that holds line breaks would write lines of its own, as if they were ours.
     sys.stderr.write(f"mae: error: {' '.join(visible(str(error)).splitlines())}\n")
     return code

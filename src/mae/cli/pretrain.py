@@ -1,12 +1,14 @@
 """`mae pretrain SOURCE`."""
 
 import shlex
+import signal
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mae.config import PretrainConfig
+from mae.options import shown
 from mae.recipes import recipe_config
 
 if TYPE_CHECKING:
@@ -14,12 +16,18 @@ if TYPE_CHECKING:
 
     from mae.pretraining.run import PretrainResult
 
-INTERRUPTED = 130
+INTERRUPTED, TOLD_TO_END = 130, 75
+"""Exit codes of a run that Ctrl-C stopped, and of one that another signal did: somebody wanted the machine, and the
+same command goes on with it (75 is the system's code for a failure that passes)."""
 
 
 def run(args: list[str]) -> int:
     """Parse, train, and tell how to go on if a signal stopped it."""
-    config, given, resume = parse(args)
+    config, given, resume, gpus = parse(args)
+    if gpus is not None:
+        from mae.cli.launch import launch
+
+        return launch(gpus, device=config.device, args=args)
 
     from rich.console import Console
 
@@ -33,30 +41,34 @@ def run(args: list[str]) -> int:
 def stopped(console: "Console", result: "PretrainResult") -> int:
     """Tell how to go on with a run that a signal stopped; the exit code for that."""
     how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
-    console.print(how, soft_wrap=True, highlight=False, markup=False)
-    return INTERRUPTED
+    if result.is_main:
+        console.print(how, soft_wrap=True, highlight=False, markup=False)
+    return INTERRUPTED if result.stopped_by == signal.SIGINT else TOLD_TO_END
 
 
-def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool]:
-    """The configuration, the names of the options that were given, and whether to resume."""
+def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool, int | None]:
+    """The configuration, the names of the options that were given, whether to resume, and processes to start."""
     given = given_options(args)
     default = recipe_config(named_recipe(args)).make_room(given)
 
     def pretrain(
-        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False
-    ) -> tuple[PretrainConfig, bool]:
+        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default,
+        resume: bool = False,
+        gpus: Annotated[int | None, shown("one", "N")] = None,
+    ) -> tuple[PretrainConfig, bool, int | None]:
         """Pre-train a masked autoencoder on images.
 
         Args:
             config: the run.
-            resume: go on with the run in --out.
+            resume: go on with the run in --out; with a source, begin it where there is none yet.
+            gpus: train on so many GPUs of this machine, a process each; with --device cpu so many processes.
         """
-        return config, resume
+        return config, resume, gpus
 
-    config, resume = tyro.cli(pretrain, args=args, prog="mae pretrain")
+    config, resume, gpus = tyro.cli(pretrain, args=args, prog="mae pretrain")
     if config.source and config.source != default.source:
         given.add("source")
-    return config, given, resume
+    return config, given, resume, gpus
 
 
 def named_recipe(args: list[str]) -> str:

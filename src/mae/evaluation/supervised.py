@@ -123,7 +123,7 @@ def train_with_labels(
         settings=_settings(plan, bench, total_steps, steps_per_epoch),
         folder=folder / "checkpoints",
         identity={"total_steps": total_steps},
-        metadata=dict,
+        metadata=lambda module: {},
         device=bench.device,
         world=World(),
     )

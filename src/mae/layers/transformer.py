@@ -1,7 +1,9 @@
 """The pre-norm transformer block of the Vision Transformer, and the initialisation MAE gives it."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mae.layers.attention import Attention
 from mae.layers.drop_path import DropPath
@@ -52,10 +54,28 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> nn.Sequential:
+class Blocks(nn.Sequential):
+    """Blocks, one after the other.
+
+    Attributes:
+        recompute: whether a block is computed again in the backward pass instead of keeping what it computed on the
+            way: memory for one block instead of all, and about a third more arithmetic (Chen et al. 2016).
+    """
+
+    recompute = False
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Tokens in, tokens out."""
+        for block in self:
+            again = self.recompute and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> Blocks:
     """`depth` blocks, one after the other; their drop path rises in a straight line from 0 to `drop_path`."""
     rates = (drop_path * number / max(depth - 1, 1) for number in range(depth))
-    return nn.Sequential(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio, drop_path=rate) for rate in rates))
+    return Blocks(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio, drop_path=rate) for rate in rates))
 
 
 def init_linears(module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 Labels are for looking only: nothing of what is measured here reaches the training.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import Any
@@ -29,7 +29,6 @@ from mae.pretraining.settle import Prepared
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.canvas import visible
 from mae.report.inference import undisturbed
-from mae.training.engine import PeriodicTask
 
 NEIGHBOURS = 20
 PENALTY = 1e-3
@@ -49,8 +48,10 @@ ACCURACIES = ("knn", "probe")
 _Pixels = UInt8[Tensor, "n C H W"] | Float32[Tensor, "n C H W"]
 
 
-def make_monitor(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> PeriodicTask:
-    """The task that measures the features of the run's model at its start, now and then, and at its end.
+def make_monitor(
+    prepared: Prepared, model: MaskedAutoencoder, console: Console
+) -> Callable[[int], Mapping[str, float]]:
+    """What measures the features of the run's model, given the number of steps done.
 
     All images are read here, so what is wrong with them shows before the run begins. Numbers that cannot be measured
     later are left out, and the console says so: to watch a run never ends it.
@@ -76,7 +77,7 @@ def make_monitor(prepared: Prepared, model: MaskedAutoencoder, console: Console)
                 console.print(visible(what), highlight=False, soft_wrap=True, markup=False)
         return numbers
 
-    return PeriodicTask(every=steps_between_looks(prepared), run=measure)
+    return measure
 
 
 def steps_between_looks(prepared: Prepared) -> int:

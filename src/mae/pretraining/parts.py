@@ -1,5 +1,6 @@
 """The parts of a run, made from its settled configuration."""
 
+import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -8,7 +9,7 @@ from shutil import disk_usage
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mae.config import PretrainConfig
 from mae.data.augmentation import central_crop
@@ -28,13 +29,14 @@ from mae.report.panels import draw_panels
 from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
+from mae.training.sharding import shard
 
 _NUM_PICTURED = 8
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
 
 
 def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
-    """The engine with its optimizer, schedule and batches."""
+    """The engine with its optimizer, schedule and batches; with `--shard` the model is divided among the processes."""
     config, total_steps = prepared.config, prepared.total_steps
     assert config.batch_size is not None
     settings = TrainingSettings(
@@ -65,22 +67,29 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         rank=prepared.world.rank,
         world=prepared.world.size,
     )
-    return Trainer(
+    mirror = None
+    if config.shard and prepared.world.size > 1:
+        mirror = copy.deepcopy(model) if prepared.world.is_main else None
+        shard(model, config.precision)
+    trainer = Trainer(
         module=model,
         optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
         batches=partial(_batches, prepared, model, loader),
         settings=settings,
         folder=prepared.folder.checkpoints,
         identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
-        metadata=partial(metadata_of, prepared, model),
+        metadata=partial(metadata_of, prepared),
         device=prepared.device,
         world=prepared.world,
-        capture=partial(write_capture, prepared, model),
+        capture=partial(write_capture, prepared, mirror or model),
     )
+    trainer.mirror = mirror
+    return trainer
 
 
-def metadata_of(prepared: Prepared, model: MaskedAutoencoder) -> dict[str, str]:
+def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
     """What a file of the run's model says of it; the probe is of the weights as they are now."""
+    assert isinstance(model, MaskedAutoencoder)
     origin = {
         "recipe": prepared.config.recipe,
         "data_source": Path(prepared.config.source).name,
@@ -94,6 +103,8 @@ def fresh_model(prepared: Prepared) -> MaskedAutoencoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(prepared.config.seed)
         model = build_model(prepared.model_config)
+    for part in (model.encoder, model.decoder):
+        part.blocks.recompute = prepared.config.recompute
     return model.to(prepared.device)
 
 

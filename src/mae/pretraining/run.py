@@ -3,11 +3,13 @@
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from mae.config import PretrainConfig
 from mae.data.loaders import explained_worker_failure
@@ -17,7 +19,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model
 from mae.pretraining.doctor import examine, refuse, show_diagnosis
 from mae.pretraining.health import make_health
-from mae.pretraining.monitor import make_monitor
+from mae.pretraining.monitor import make_monitor, steps_between_looks
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
 from mae.pretraining.settle import Prepared, prepare, stored_config
@@ -26,7 +28,7 @@ from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import choose_device, explained_memory_failure
-from mae.training.distributed import join_world
+from mae.training.distributed import World, explained_lost_process, join_world, may_be_restarted, was_restarted
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, find_weights
@@ -39,12 +41,16 @@ class PretrainResult:
     Attributes:
         folder: the run's folder.
         finished: False where a signal stopped it; `resume=True` goes on.
-        summary: what `summary.json` holds; empty for an unfinished run.
+        summary: what `summary.json` holds; empty for an unfinished run, and in all processes but the main one.
+        stopped_by: that signal's number, SIGINT or SIGTERM (which stands for every one but Ctrl-C); 0: none.
+        is_main: whether this process speaks for the run.
     """
 
     folder: Path
     finished: bool
     summary: Mapping[str, Any]
+    stopped_by: int = 0
+    is_main: bool = True
 
     def load_model(self) -> MaskedAutoencoder:
         """The trained model."""
@@ -72,7 +78,7 @@ def pretrain(
     Args:
         source: the images, see `PretrainConfig.source`.
         recipe: where the defaults come from.
-        resume: go on with the run in `out`.
+        resume: go on with the run in `out`; begin it where there is none yet and `source` says of what.
         quiet: show nothing.
         options: fields of `PretrainConfig`, such as `model="mae_vit_small"` or `epochs=100`.
 
@@ -97,7 +103,7 @@ def run_pretraining(
     Args:
         config: the whole run.
         given: names of the options the user set: a resumed run refuses other values of them.
-        resume: go on with the run in `config.out`.
+        resume: go on with the run in `config.out`; begin it where there is none yet and the configuration has a source.
         console: where header and progress are shown.
 
     Raises:
@@ -111,58 +117,96 @@ def run_pretraining(
             device = torch.device("cuda", world.local_rank)
         if not world.is_main:
             console = Console(quiet=True)
-        folder = RunFolder(config.out) if config.out is not None else None
-        newest = None
-        if resume:
-            config, folder = stored_config(config, folder, given)
-            # Before anything else: without its checkpoints a run would begin again and write over its history.
-            newest, note = usable_checkpoint(folder.checkpoints)
-            if note:
-                console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
-        elif folder is not None and world.is_main:  # the others may come when it is made already
-            folder.check_new()
-        if not config.source:
-            raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
         in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
-        with explained_memory_failure(in_parts):
-            return _run(prepare(config, folder, device, world, resume=resume), newest, console)
+        with explained_lost_process(world), explained_memory_failure(in_parts):
+            config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())
+            prepared = prepare(config, folder, device, world, resume=newest is not None)
+            return _run(prepared, newest, console)
     finally:
         world.leave()
 
 
-def _run(prepared: Prepared, newest: Path | None, console: Console) -> PretrainResult:
-    model = fresh_model(prepared)
-    trainer = make_trainer(prepared, model)
-    check_disk(prepared, model)
-    if newest is not None:
-        trainer.resume(newest)
-    elif not prepared.config.skip_doctor and prepared.world.is_main:
-        diagnosis = examine(prepared, model)
-        show_diagnosis(console, diagnosis, everything=False)
-        refuse(diagnosis)
+def _begun(
+    config: PretrainConfig, given: Collection[str], world: World, console: Console, *, resume: bool
+) -> tuple[PretrainConfig, RunFolder | None, str | None]:
+    """What to carry out and where, and what to go on from: a checkpoint, an empty text where none was written yet."""
+    folder = RunFolder(config.out) if config.out is not None else None
+    if folder is None and may_be_restarted():
+        raise UsageError("torchrun may start this run anew (--max-restarts); give --out, so that it finds what it did")
+    # A source tells what to begin where nothing was begun yet: the same command then does for every start of a job.
+    if resume and not (folder is not None and config.source and not world.from_main(lambda: folder.holds_run)):
+        begun = world.from_main(lambda: stored_config(config, folder, given)[0].to_json())
+        assert folder is not None
+        newest, note = world.from_main(lambda: _found(folder))
+        if note:
+            console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
+        return PretrainConfig.from_json(begun), folder, newest
+    if folder is not None:
+        world.from_main(folder.check_new)
+    if not config.source:
+        raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
+    return config, folder, None
+
+
+def _found(folder: RunFolder) -> tuple[str, str]:
+    # Before anything else: without its checkpoints a run would begin again and write over its history.
+    newest, note = usable_checkpoint(folder.checkpoints)
+    return "" if newest is None else str(newest), note
+
+
+def _run(prepared: Prepared, newest: str | None, console: Console) -> PretrainResult:
+    world, model = prepared.world, fresh_model(prepared)
+    world.from_main(partial(check_disk, prepared, model))
+    if not newest and not prepared.config.skip_doctor:
+        world.from_main(partial(_see_doctor, prepared, model, console))
     yardsticks = yardsticks_of(prepared, model)
+    trainer = make_trainer(prepared, model)
+    if newest:
+        trainer.resume(Path(newest))
     # Made before anything is written: images that cannot be used must not leave a run begun.
-    tasks = _make_tasks(prepared, model, console) if prepared.world.is_main else []
+    tasks: list[PeriodicTask] = []
+    world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.seen, console)))
+    if not world.is_main:
+        tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
     show_header(console, prepared, model, trainer, yardsticks)
     if prepared.config.compile:
         model.compile()
     finished = _train(prepared, trainer, tasks, yardsticks, console)
-    summary = summarise(prepared, trainer, yardsticks) if finished and prepared.world.is_main else {}
+    summary = summarise(prepared, trainer, yardsticks) if finished and world.is_main else {}
     if summary:
         show_summary(console, prepared.folder, summary)
-    return PretrainResult(folder=prepared.folder.root, finished=finished, summary=summary)
+    return PretrainResult(
+        folder=prepared.folder.root,
+        finished=finished,
+        summary=summary,
+        stopped_by=trainer.stopped_by,
+        is_main=world.is_main,
+    )
 
 
-def _make_tasks(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> list[PeriodicTask]:
-    panels = PeriodicTask(every=max(1, prepared.total_steps // 8), run=panel_drawer(prepared, model))
-    return [panels, make_monitor(prepared, model, console)]
+def _see_doctor(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> None:
+    diagnosis = examine(prepared, model)
+    show_diagnosis(console, diagnosis, everything=False)
+    refuse(diagnosis)
+
+
+def _make_tasks(prepared: Prepared, model: nn.Module, console: Console) -> list[PeriodicTask]:
+    assert isinstance(model, MaskedAutoencoder)
+    every = _steps_between_tasks(prepared)
+    panels, monitor = panel_drawer(prepared, model), make_monitor(prepared, model, console)
+    return [PeriodicTask(every=steps, run=run) for steps, run in zip(every, (panels, monitor), strict=True)]
+
+
+def _steps_between_tasks(prepared: Prepared) -> tuple[int, int]:
+    return max(1, prepared.total_steps // 8), steps_between_looks(prepared)
 
 
 def _train(
     prepared: Prepared, trainer: Trainer, tasks: list[PeriodicTask], yardsticks: Yardsticks, console: Console
 ) -> bool:
     if not prepared.world.is_main:
-        return trainer.run()
+        with explained_worker_failure():
+            return trainer.run(tasks=tasks)
     folder = prepared.folder
     if not prepared.resume:
         folder.begin(prepared.config.to_json(), prepared.found)

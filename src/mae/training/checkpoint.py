@@ -4,13 +4,16 @@ A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`
 last, `manifest.json` with size and SHA-256 of the others, and whether it is kept for good. Never a pickle.
 """
 
+import copy
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +25,136 @@ from torch.optim import Optimizer
 
 from mae.errors import MAEError, UsageError
 from mae.records import read_json
+from mae.training.distributed import World
+from mae.training.sharding import divided_like, whole
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
 _ASIDE = ".writing-"
 _NUM_NAMED = 3
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)}
 _log = logging.getLogger(__name__)
 
 
-def write_checkpoint(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """A copy of what a checkpoint holds, on the CPU: training may go on while it is written.
+
+    Attributes:
+        weights: by name.
+        averages: the optimizer's, by parameter and kind, `blocks.0.norm1.weight/exp_avg`.
+    """
+
+    weights: Mapping[str, Tensor]
+    averages: Mapping[str, Tensor]
+
+
+def take_snapshot(module: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> Snapshot:
+    """Copy weights and running averages off the device; what is divided among processes is gathered.
+
+    Args:
+        module: whose weights.
+        optimizer: whose running averages, under the parameters' names.
+        keep: False for a process that only lends its parts to the others: its snapshot is empty.
+    """
+    return Snapshot(
+        weights=whole_weights(module, keep=keep),
+        averages=_copied(_optimizer_tensors(module, optimizer), keep=keep),
+    )
+
+
+def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """A copy of the weights alone; see `take_snapshot`."""
+    return _copied(module.state_dict(), keep=keep)
+
+
+def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A module like another one with these weights in it, not a copy of them, on the CPU.
+
+    Args:
+        module: any of the same parameters; not changed.
+        weights: on the CPU, those of its parameters among them.
+    """
+    parameters = dict(module.named_parameters())
+    copied = {id(own): nn.Parameter(weights[name], requires_grad=False) for name, own in parameters.items()}
+    return copy.deepcopy(module, memo=dict(copied)).to("cpu")
+
+
+def _copied(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    copies = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor.detach())  # every process takes part
+        if keep:
+            copies[name] = gathered.to("cpu", copy=True).contiguous()
+    return copies
+
+
+def stage(
     folder: Path,
+    snapshot: Snapshot,
     *,
     step: int,
-    module: nn.Module,
-    optimizer: Optimizer,
     state: Mapping[str, Any],
     metadata: dict[str, str],
     kept: bool = False,
-) -> Path:
-    """Write and commit a checkpoint.
+) -> None:
+    """Write a checkpoint aside, to the disk; `commit` makes it one.
 
     Args:
         folder: where the checkpoints stand.
+        snapshot: what to store.
         step: optimizer steps done.
-        module: whose weights to store.
-        optimizer: whose running averages to store, under the parameters' names.
-        state: JSON values to store beside them.
+        state: JSON values to store beside it.
         metadata: text written into the header of the weights' file.
         kept: the manifest says that `prune` must leave it.
-
-    Returns:
-        The committed folder.
 
     Raises:
         MAEError: it could not be written, or a value in it is not finite; nothing half-written is left, earlier
             checkpoints are untouched.
     """
-    final = folder / f"step-{step:08d}"
-    aside = folder / f"{_ASIDE}{final.name}"
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    averages = _optimizer_tensors(module, optimizer)
-    _refuse_broken(final, {**weights, **averages})
-    try:
+    final, aside = _places(folder, step)
+    _refuse_broken(final, {**snapshot.weights, **snapshot.averages})
+    with _explained(folder, final, aside):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file(weights, aside / MODEL, metadata=metadata)
-        save_file(averages, aside / OPTIMIZER)
+        save_file(dict(snapshot.weights), aside / MODEL, metadata=metadata)
+        save_file(dict(snapshot.averages), aside / OPTIMIZER)
         (aside / STATE).write_text(json.dumps(state, indent=2))
         files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
         (aside / MANIFEST).write_text(json.dumps({"step": step, "kept": kept, "files": files}, indent=2))
         for name in (*files, MANIFEST):
             _flush(aside / name)
+
+
+def commit(folder: Path, step: int) -> Path:
+    """Make the checkpoint written aside count; its folder.
+
+    Raises:
+        MAEError: it cannot be renamed; earlier checkpoints are untouched.
+    """
+    final, aside = _places(folder, step)
+    with _explained(folder, final, aside):
         shutil.rmtree(final, ignore_errors=True)  # an older one of this step that did not verify
         aside.rename(final)
         _flush(folder)
+    return final
+
+
+def _places(folder: Path, step: int) -> tuple[Path, Path]:
+    """Where a step's checkpoint stands, and where it is written."""
+    final = folder / f"step-{step:08d}"
+    return final, folder / f"{_ASIDE}{final.name}"
+
+
+@contextmanager
+def _explained(folder: Path, final: Path, aside: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise MAEError(
             f"could not write {final}: {error}; free space there and go on with --resume ({_left(folder)})"
         ) from error
-    return final
 
 
 def _refuse_broken(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -185,37 +258,92 @@ def read_state(path: Path) -> dict[str, Any]:
     return read_json(path / STATE)
 
 
-def restore(path: Path, *, module: nn.Module, optimizer: Optimizer) -> None:
-    """Put a checkpoint's weights and running averages back.
+def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world: World) -> None:
+    """Put a checkpoint's weights and running averages back, in every process.
+
+    Args:
+        path: the checkpoint; the main process alone reads it, the others may give None.
+        module: gets the weights, whole or divided among the processes.
+        optimizer: gets the running averages.
+        world: the processes.
 
     Raises:
         MAEError: the checkpoint is damaged, or of another model.
     """
-    if wrong := check(path):
-        raise MAEError(f"{wrong}; delete that folder to go on from an earlier checkpoint")
-    try:
-        module.load_state_dict(load_file(path / MODEL))
-        _load_optimizer(module, optimizer, load_file(path / OPTIMIZER))
-    except (RuntimeError, KeyError, SafetensorError) as error:
-        raise MAEError(f"{path} does not fit this model: {error}") from error
+    stored: dict[str, dict[str, Tensor]] = {}
+
+    def read() -> dict[str, Any]:
+        assert path is not None
+        if wrong := check(path):
+            raise MAEError(f"{wrong}; delete that folder to go on from an earlier checkpoint")
+        try:
+            stored.update({MODEL: load_file(path / MODEL), OPTIMIZER: load_file(path / OPTIMIZER)})
+            _check_fit(module, stored[MODEL], stored[OPTIMIZER])
+        except (ValueError, SafetensorError) as error:
+            raise MAEError(f"{path} does not fit this model: {error}") from error
+        # What the others must make room for.
+        return {
+            file: {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()}
+            for file, tensors in stored.items()
+        }
+
+    table = world.from_main(read)
+    weights = module.state_dict()
+    with torch.no_grad():
+        for name, form in table[MODEL].items():
+            received = _received(stored.get(MODEL, {}).get(name), form, weights[name].device, world)
+            weights[name].copy_(divided_like(weights[name], received))
+    _load_optimizer(module, optimizer, table[OPTIMIZER], stored.get(OPTIMIZER, {}), world)
+
+
+def _check_fit(module: nn.Module, weights: Mapping[str, Tensor], averages: Mapping[str, Tensor]) -> None:
+    """Refuse weights of other names or shapes, and averages of parameters that are not there."""
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    if missing := sorted(own.keys() - weights.keys()):
+        raise ValueError(f"it lacks {', '.join(missing[:_NUM_NAMED])}")
+    if unknown := sorted(weights.keys() - own.keys()):
+        raise ValueError(f"it holds {', '.join(unknown[:_NUM_NAMED])}, which the model does not")
+    for name, shape in own.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(f"{name} is {tuple(weights[name].shape)} there, {shape} here")
+    for name, tensor in averages.items():
+        parameter, _, kind = name.rpartition("/")
+        if parameter not in own or (kind != "step" and tuple(tensor.shape) != own[parameter]):
+            raise ValueError(f"the average {name} is of no parameter of the model")
+
+
+def _received(stored: Tensor | None, form: Sequence[Any], device: torch.device, world: World) -> Tensor:
+    """The main process's tensor, on a device of this one."""
+    shape, dtype = form
+    here = torch.empty(shape, dtype=_DTYPES[dtype], device=device) if stored is None else stored.to(device)
+    world.broadcast(here)
+    return here
 
 
 def _optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{names[parameter]}/{key}": torch.as_tensor(value)
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
     }
 
 
-def _load_optimizer(module: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def _load_optimizer(
+    module: nn.Module,
+    optimizer: Optimizer,
+    table: Mapping[str, Sequence[Any]],
+    stored: Mapping[str, Tensor],
+    world: World,
+) -> None:
     parameters = dict(module.named_parameters())
-    for full_name, tensor in tensors.items():
+    for full_name, form in table.items():
         name, key = full_name.rsplit("/", 1)
+        parameter = parameters[name]
         # AdamW wants its step counter where it put it, the averages beside the weights.
-        device = optimizer.param_groups[0]["params"][0].device if key == "step" else parameters[name].device
-        optimizer.state[parameters[name]][key] = tensor.to(device)
+        device = optimizer.param_groups[0]["params"][0].device if key == "step" else parameter.device
+        received = _received(stored.get(full_name), form, device, world)
+        optimizer.state[parameter][key] = received if key == "step" else divided_like(parameter, received)
 
 
 def _committed(folder: Path) -> list[Path]:

@@ -4,25 +4,29 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mae.errors import MAEError
 from mae.training import checkpoint
+from mae.training.agreement import Agreement, Word
+from mae.training.checkpoint import Snapshot, take_snapshot, with_weights
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import World
-from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps
+from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps, all_finite
 from mae.training.log import Observer
 from mae.training.meter import Meter
+from mae.training.saver import BackgroundWriter
 from mae.training.schedule import WarmupCosine
+from mae.training.sharding import exchanging_gradients, is_sharded, whole
 from mae.training.signals import StopSignals
 
 SECONDS_BETWEEN_SAVES = 600.0
@@ -85,11 +89,19 @@ class Trainer:
         settings: how to train.
         folder: where checkpoints go.
         identity: JSON values that say what run this is; a checkpoint with others is refused.
-        metadata: makes the text for the header of a weights' file, asked before each is written.
+        metadata: makes the text for the header of a weights' file from a module with the weights in it, on the CPU;
+            asked beside the training.
         device: where the module is.
         world: the processes that train together.
         capture: writes down what is needed to see a step again that ended the run, and tells where; given the number
             of steps before it. None: nothing is written.
+
+    Attributes:
+        step: optimizer steps done.
+        seconds: how long they took, all parts of the run together.
+        stopped_by: the signal that ended `run`, 0 for none.
+        mirror: to be set where the module is divided among the processes, in the main one: a whole copy of it, whose
+            weights are made those of the module before tasks and `capture`, which look at it.
     """
 
     def __init__(
@@ -101,7 +113,7 @@ class Trainer:
         settings: TrainingSettings,
         folder: Path,
         identity: Mapping[str, Any],
-        metadata: Callable[[], dict[str, str]],
+        metadata: Callable[[nn.Module], dict[str, str]],
         device: torch.device,
         world: World,
         capture: Callable[[int], Path] | None = None,
@@ -115,17 +127,28 @@ class Trainer:
         self.metadata = metadata
         self.device = device
         self.world = world
+        self.mirror: nn.Module | None = None
         self.capture = capture
         self.step = 0
         self.seconds = 0.0
+        self.stopped_by = 0
         self._wrapped = world.wrap(module, device)
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._meter = Meter()
-        self._finite = FiniteSteps(device, world)
+        self._finite = FiniteSteps(device)
+        self._agreement = Agreement(device, world)
+        self._signals = StopSignals()
+        self._writer = BackgroundWriter()
         self._went_back_at: int | None = None
         self._saved_step = -1
         self._saved_at = time.monotonic()
+        self._pending: int | None = None  # the step of the checkpoint that is being written
+
+    @property
+    def seen(self) -> nn.Module:
+        """The module as tasks see it: whole, in the main process."""
+        return self.module if self.mirror is None else self.mirror
 
     @property
     def samples(self) -> int:
@@ -133,33 +156,33 @@ class Trainer:
         return self.step * self.settings.batch_size
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Go on from a checkpoint, which only the main process needs to see.
 
         Raises:
             MAEError: it is damaged, or of another run.
         """
-        state = checkpoint.read_state(path)
+        state = self.world.from_main(partial(checkpoint.read_state, path))
         for name, value in self.identity.items():
             if state["identity"].get(name) != value:
                 raise MAEError(
                     f"{path} was written with {name} {state['identity'].get(name)!r}, this run has {value!r}; "
                     "start a new run in another folder, or go on with what it was started with"
                 )
-        checkpoint.restore(path, module=self.module, optimizer=self.optimizer)
+        checkpoint.restore(path, module=self.module, optimizer=self.optimizer, world=self.world)
         self._scaler.load_state_dict(state["scaler"])
         self.step, self.seconds = state["step"], state["seconds"]
         self._went_back_at = state.get("went_back_at")
         self._saved_step = self.step
 
     def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
-        """Train to the end, or until a signal asks to stop; either way the last step is saved.
+        """Train to the end, or until a signal asks one of the processes to stop; either way the last step is saved.
 
         Args:
             observers: are told the numbers; the main process's alone.
-            tasks: done by the main process between steps.
+            tasks: done by the main process between steps. The others are given as many, with the same times.
 
         Returns:
-            Whether the run is finished.
+            Whether the run is finished; if not, `stopped_by` is the signal.
 
         Raises:
             MAEError: the loss or the gradient is not finite in several steps in a row and there is nothing to go back
@@ -167,28 +190,40 @@ class Trainer:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
-        began = time.monotonic() - self.seconds
-        with StopSignals() as signals, closing(self.batches(self.step)) as batches:
-            if self.step == 0:
-                self._run_tasks(tasks, observers)
-            while self.step < self.settings.total_steps:
-                self._train_step(batches)
-                self.seconds = time.monotonic() - began
-                stop, save = self.world.any(signals.asked, self._save_is_due())
-                saving = save or stop or self.step == self.settings.total_steps
-                reading = self.step % self.settings.log_every == 0 or saving
-                whole = True
-                if reading or self.device.type == "cpu":  # on a GPU asking costs a wait for the device
-                    whole = self._heed_broken_steps(observers)
-                if reading:
-                    self._log(observers)  # before a save: a resumed run begins with an empty meter too
-                self._run_tasks(tasks, observers)  # before a save: a resumed run does not come back to this step
-                # Weights that make a step break may be broken in all but name, and would push a good checkpoint out.
-                if stop or self.step == self.settings.total_steps or (save and whole):
-                    self._save()
-                if stop:
-                    break
+        with self._signals, closing(self.batches(self.step)) as batches:
+            try:
+                self._loop(batches, observers, tasks)
+            except Exception:
+                self._rescue()
+                raise
         return self.step == self.settings.total_steps
+
+    def _loop(
+        self, batches: Iterator[Mapping[str, Any]], observers: Sequence[Observer], tasks: Sequence[PeriodicTask]
+    ) -> None:
+        began = time.monotonic() - self.seconds
+        if self.step == 0:
+            self._run_tasks(tasks, observers)
+        while self.step < self.settings.total_steps and not self.stopped_by:
+            self._train_step(batches)
+            self.seconds = time.monotonic() - began
+            heard = self._agreement.read()
+            if self._pending is not None and (heard.failed or heard.saved >= self._pending):
+                self._finish_save()
+            self.stopped_by = heard.stop
+            last = bool(self.stopped_by) or self.step == self.settings.total_steps
+            save = heard.save_due or self._step_is_saved()
+            reading = self.step % self.settings.log_every == 0 or save or last
+            sound = True
+            if reading or self.device.type == "cpu":  # on a GPU asking costs a wait for the device
+                sound = self._heed_broken_steps(observers)
+            if reading:
+                self._log(observers)  # before a save: a resumed run begins with an empty meter too
+            self._run_tasks(tasks, observers)  # before a save: a resumed run does not come back to this step
+            # Weights that make a step break may be broken in all but name, and would push a good checkpoint out.
+            if last or (save and sound):
+                self._begin_save()
+        self._finish_save()
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         rate = self.settings.schedule(self.samples)
@@ -205,7 +240,8 @@ class Trainer:
         means = {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
         # fp16 overflows now and then, and the scaler leaves those steps out: there only the loss tells.
         judged = (means["loss"],) if self._scaler.is_enabled() else (means["loss"], norm)
-        finite = self._finite.judge(self.step, *judged)
+        finite = self._agreement.exchange(all_finite(*judged), self._word())
+        self._finite.count(self.step, finite)
         self._update(finite)
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
@@ -225,19 +261,27 @@ class Trainer:
 
     def _backward(self, batch: Mapping[str, Any], *, sync: bool) -> dict[str, Tensor]:
         """Gradients of one part of a batch; processes exchange theirs with the last part only."""
-        ddp = self._wrapped if isinstance(self._wrapped, DistributedDataParallel) else None
-        with nullcontext() if sync or ddp is None else ddp.no_sync():
+        with exchanging_gradients(self._wrapped, sync):
             with autocast(self.settings.precision, self.device):
                 output = self._wrapped(**batch)
             self._scaler.scale(output.loss / self.settings.accumulate).backward()
         return {"loss": output.loss.detach(), **{f"terms/{name}": term.detach() for name, term in output.terms.items()}}
 
     def _clip(self) -> Tensor:
-        """Clip the gradient if asked to; its norm before that."""
+        """Clip the gradient if asked to; its norm before that, over all processes' parts."""
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         if self.settings.clip_grad is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad)
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            return whole(nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad))
+        return whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+    def _word(self) -> Word:
+        """What this process has to say to the others."""
+        return Word(
+            stop=self._signals.asked,
+            save_due=self._time_is_up(),
+            saved=-1 if self._writer.busy else self.step,
+            failed=self._writer.failed,
+        )
 
     def _heed_broken_steps(self, observers: Sequence[Observer]) -> bool:
         """Tell of steps that were left out; several in a row send the run back to its last good checkpoint.
@@ -258,12 +302,14 @@ class Trainer:
         return broken.now == 0
 
     def _go_back(self, observers: Sequence[Observer], broken: BrokenSteps) -> None:
-        newest = checkpoint.find_checkpoint(self.folder)
+        self._finish_save()
+        found = self.world.from_main(self._newest)
+        newest = None if found is None else Path(found)
         lately = self._went_back_at is not None and self.step - self._went_back_at < _STEPS_WATCHED
         if newest is None or lately:
             raise MAEError(self._why_it_ends(broken, newest))
-        checkpoint.restore(newest, module=self.module, optimizer=self.optimizer)
-        self._scaler.load_state_dict(checkpoint.read_state(newest)["scaler"])
+        checkpoint.restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
+        self._scaler.load_state_dict(self.world.from_main(partial(checkpoint.read_state, newest))["scaler"])
         self._went_back_at = self.step
         self._finite.begin_afresh()
         text = (
@@ -272,10 +318,15 @@ class Trainer:
         )
         self._warn(observers, "went back", text)
 
+    def _newest(self) -> str | None:
+        newest = checkpoint.find_checkpoint(self.folder)
+        return None if newest is None else str(newest)
+
     def _why_it_ends(self, broken: BrokenSteps, newest: Path | None) -> str:
         again = "" if self._went_back_at is None else f", and it went back already at step {self._went_back_at}"
         kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
         captured = ""
+        self._refresh_mirror()
         if self.capture is not None and self.world.is_main:
             where = self.capture(broken.last)
             captured = f"; the step is written down, see it again with: mae replay {shlex.quote(str(where))}"
@@ -312,16 +363,21 @@ class Trainer:
     def _is_for_good(self) -> bool:
         return self.settings.keep_every is not None and self.step % self.settings.keep_every == 0
 
-    def _save_is_due(self) -> bool:
-        if self._is_for_good():
-            return True
-        if self.settings.save_every is not None:
-            return self.step % self.settings.save_every == 0
-        return time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
+    def _step_is_saved(self) -> bool:
+        every = self.settings.save_every
+        return self._is_for_good() or (every is not None and self.step % every == 0)
 
-    def _save(self) -> None:
+    def _time_is_up(self) -> bool:
+        return self.settings.save_every is None and time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
+
+    def _begin_save(self) -> None:
+        """Copy what a checkpoint holds; the rest is done beside the training, of one checkpoint at a time."""
+        self._finish_save()
+        if self._saved_step == self.step:
+            return
         began = time.monotonic()
-        if self.world.is_main and self._saved_step != self.step:
+        snapshot = take_snapshot(self.module, self.optimizer, keep=self.world.is_main)
+        if self.world.is_main:
             state = {
                 "step": self.step,
                 "samples": self.samples,
@@ -331,28 +387,53 @@ class Trainer:
                 "identity": self.identity,
             }
             json.dumps(state)  # fails here, before anything is written, if a value is not plain
-            checkpoint.write_checkpoint(
-                self.folder,
-                step=self.step,
-                module=self.module,
-                optimizer=self.optimizer,
-                state=state,
-                metadata=self.metadata(),
-                kept=self._is_for_good(),
-            )
-            checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS, step=self.step)
-        self._saved_step, self._saved_at = self.step, time.monotonic()
+            seen = with_weights(self.seen, snapshot.weights)
+            self._writer.begin(partial(self._stage, snapshot, seen, state, self._is_for_good()))
+        self._pending = self._saved_step = self.step
+        self._saved_at = time.monotonic()
         self._meter.left_out(self._saved_at - began)
 
-    def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Observer]) -> None:
-        if not self.world.is_main:
+    def _stage(self, snapshot: Snapshot, seen: nn.Module, state: Mapping[str, Any], kept: bool) -> None:
+        step, metadata = state["step"], self.metadata(seen)
+        checkpoint.stage(self.folder, snapshot, step=step, state=state, metadata=metadata, kept=kept)
+
+    def _finish_save(self) -> None:
+        """Commit the checkpoint under way, once it is written, and make room; every process does so at one step."""
+        if self._pending is None:
             return
         began = time.monotonic()
-        for task in tasks:
-            if self.step % task.every == 0 or self.step == self.settings.total_steps:
-                numbers = task.run(self.step)
-                if numbers is None:
-                    continue
-                for observer in observers:
-                    observer.log({"step": self.step, "samples": self.samples, "evaluation": dict(numbers)})
+        step, self._pending = self._pending, None
+        self.world.from_main(partial(self._commit, step))
+        self._meter.left_out(time.monotonic() - began)
+
+    def _commit(self, step: int) -> None:
+        self._writer.wait()
+        checkpoint.commit(self.folder, step)
+        checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS, step=step)
+
+    def _rescue(self) -> None:
+        """The run ends by an error: a checkpoint under way is whole nevertheless, and worth having."""
+        if self._pending is not None and self.world.is_main:
+            with suppress(Exception):  # what ended the run is told, and this may be it
+                self._commit(self._pending)
+
+    def _refresh_mirror(self) -> None:
+        if is_sharded(self.module):
+            weights = checkpoint.whole_weights(self.module, keep=self.world.is_main)
+            if self.mirror is not None:
+                self.mirror.load_state_dict(weights)
+
+    def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Observer]) -> None:
+        final = self.step == self.settings.total_steps
+        due = [task for task in tasks if final or self.step % task.every == 0]
+        if not due:
+            return
+        began = time.monotonic()
+        self._refresh_mirror()
+        for task in due if self.world.is_main else ():
+            numbers = task.run(self.step)
+            if numbers is None:
+                continue
+            for observer in observers:
+                observer.log({"step": self.step, "samples": self.samples, "evaluation": dict(numbers)})
         self._meter.left_out(time.monotonic() - began)

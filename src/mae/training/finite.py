@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mae.training.distributed import World
-
 MOST_IN_A_ROW = 3
 """So many broken steps one after another are no accident."""
 
@@ -29,16 +27,20 @@ class BrokenSteps:
     now: int
 
 
+def all_finite(*numbers: Tensor) -> Bool[Tensor, ""]:
+    """Whether all numbers of a step are finite, on their device."""
+    return torch.stack([number.detach().float() for number in numbers]).isfinite().all()
+
+
 class FiniteSteps:
-    """Judges each step on the device, so that nobody waits for it, and counts the broken ones.
+    """Counts the broken steps on the device, so that nobody waits for it.
 
     Args:
         device: where the numbers are.
-        world: the processes, which all come to the same judgement.
     """
 
-    def __init__(self, device: torch.device, world: World) -> None:
-        self._device, self._world = device, world
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.begin_afresh()
 
     def begin_afresh(self) -> None:
@@ -46,14 +48,12 @@ class FiniteSteps:
         self._left_out, self._now, self._most = torch.zeros(3, dtype=torch.int64, device=self._device)
         self._last = torch.full((), -1, dtype=torch.int64, device=self._device)
 
-    def judge(self, step: int, *numbers: Tensor) -> Bool[Tensor, ""]:
-        """Whether all numbers of a step are finite, in every process."""
-        finite = self._world.all(torch.stack([number.detach().float() for number in numbers]).isfinite().all())
+    def count(self, step: int, finite: Bool[Tensor, ""]) -> None:
+        """Take note of a step, which all processes found finite, or not all."""
         self._now = torch.where(finite, 0, self._now + 1)
         self._most = torch.maximum(self._most, self._now)
         self._left_out = self._left_out + ~finite
         self._last = torch.where(finite, self._last, step)
-        return finite
 
     def read(self) -> BrokenSteps:
         """The counts; waits for the device."""

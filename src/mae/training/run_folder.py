@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mae.errors import UsageError
-from mae.records import write_json
+from mae.records import aside, write_json
 from mae.training.checkpoint import MODEL, tell, usable_checkpoint
 
 
@@ -81,8 +81,15 @@ class RunFolder:
         """
         if self.holds_run:
             raise UsageError(f"{self.root} holds another run; go on with it by --resume, or choose another --out")
-        if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
+        if self.root.exists() and not self._is_free():
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
+
+    def _is_free(self) -> bool:
+        """Whether it is an empty folder, or holds what a start leaves that was killed before it had begun a run."""
+        if not self.root.is_dir():
+            return False
+        leftovers = {self.panels, self.data, aside(self.data), aside(self.config)}
+        return leftovers.issuperset(self.root.iterdir()) and not (self.panels.is_dir() and any(self.panels.iterdir()))
 
     def begin(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         """Make the folder of a new run; `config.json` comes last, and with it the folder holds a run.
@@ -91,7 +98,7 @@ class RunFolder:
             UsageError: see `check_new`.
         """
         self.check_new()
-        self.panels.mkdir(parents=True)
+        self.panels.mkdir(parents=True, exist_ok=True)
         write_json(self.data, data)
         write_json(self.config, config)
 

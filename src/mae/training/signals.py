@@ -1,20 +1,32 @@
-"""Ctrl-C and a termination request: finish the step, save, then stop."""
+"""Ctrl-C and a request to end: finish the step, save, then stop."""
 
 import signal
 import threading
+import time
 from types import FrameType
+
+_REQUESTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""SIGTERM comes from launchers and schedulers, SIGUSR1 from SLURM's `--signal`; Windows has no SIGUSR1."""
+
+_ONE_REQUEST_SECONDS = 1.0
+"""A scheduler may tell every process, and the launcher tells its own ones again: that is no second request."""
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM only sets `asked`; a second one acts as if this were not here."""
+    """While entered, the first SIGINT, SIGTERM or SIGUSR1 is only noted; a second one acts as if this were not here.
+
+    Attributes:
+        asked: the first one's number; 0 where none came.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = 0
+        self._asked_at = 0.0
         self._before: dict[int, signal.Handlers | int | None] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _REQUESTS:
                 self._before[number] = signal.signal(number, self._note)  # type: ignore[assignment]
         return self
 
@@ -24,5 +36,9 @@ class StopSignals:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self.__exit__()
+        now = time.monotonic()
+        if not self.asked:
+            self.asked, self._asked_at = number, now
+        elif now - self._asked_at > _ONE_REQUEST_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

@@ -1,0 +1,84 @@
+"""`mae pretrain --gpus N`: the same command in N processes of this machine, started by PyTorch's own launcher."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from mae.cli.pretrain import INTERRUPTED, TOLD_TO_END
+from mae.errors import UsageError
+from mae.training.device import choose_device
+
+_GRACE_SECONDS = 600
+"""What the processes get to save after a signal, before they are killed."""
+
+
+def launch(gpus: int, *, device: str, args: Sequence[str]) -> int:
+    """Start the processes and wait for them.
+
+    Args:
+        gpus: how many.
+        device: where they compute, as `--device` has it.
+        args: those of `mae pretrain`, `--gpus` among them.
+
+    Returns:
+        Their exit code.
+
+    Raises:
+        UsageError: fewer GPUs are there, or this is one of several processes already.
+    """
+    check_number(gpus, device)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE_SECONDS))
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // gpus)))  # else each takes all cores
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=gpus,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=str(os.getpid()),
+        max_restarts=0,
+        signals_to_handle=os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"],
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "mae", "pretrain", *without_gpus(args))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 1
+    except SignalException as told:  # passed on to the processes, which saved
+        return INTERRUPTED if told.sigval == signal.SIGINT else TOLD_TO_END
+    return 0
+
+
+def check_number(gpus: int, device: str) -> None:
+    """Refuse a number of processes that cannot be.
+
+    Raises:
+        UsageError: fewer GPUs are there, or this is one of several processes already.
+    """
+    if torch.distributed.is_torchelastic_launched():
+        raise UsageError("--gpus starts the processes itself; leave it out under torchrun")
+    if gpus < 1:
+        raise UsageError(f"--gpus is {gpus}; expected 1 or more")
+    kind = choose_device(device).type
+    if kind == "cuda" and gpus > torch.cuda.device_count():
+        raise UsageError(f"--gpus is {gpus}, and this machine has {torch.cuda.device_count()}; give at most as many")
+    if kind != "cuda" and device != "cpu":
+        raise UsageError(f"--gpus is {gpus}, and PyTorch finds none here; give --device cpu for so many processes")
+
+
+def without_gpus(args: Sequence[str]) -> list[str]:
+    """The words of a command without `--gpus N`."""
+    kept, words = [], iter(args)
+    for word in words:
+        if word == "--gpus":
+            next(words, None)
+        elif not word.startswith("--gpus="):
+            kept.append(word)
+    return kept

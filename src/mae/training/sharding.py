@@ -1,0 +1,72 @@
+"""A module divided among the processes (FSDP2), for models whose weights and averages do not fit on every GPU.
+
+DTensor's and FSDP's classes are known by their methods where that will do: importing them takes more than a second,
+which a run that divides nothing need not wait for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_DTYPES = {"bf16": torch.bfloat16}
+
+
+def shard(module: nn.Module, precision: str) -> None:
+    """Divide a module's parameters among the processes, in place; make its optimizer afterwards.
+
+    Each member of an `nn.Sequential` is gathered when it computes and given back after it, the rest with the whole
+    module. With `bf16` they are gathered, and gradients computed, in bf16; weights, averages and the sums of gradients
+    over processes stay in float32.
+
+    Args:
+        module: on its device; every process has the same weights.
+        precision: `fp32` or `bf16`.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=_DTYPES.get(precision), reduce_dtype=torch.float32)
+    for sequence in [each for each in module.modules() if isinstance(each, nn.Sequential)]:
+        for block in sequence:
+            fully_shard(block, mp_policy=policy)
+    fully_shard(module, mp_policy=policy)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` divided it."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that is divided among the processes, put together; every process must ask for it."""
+    full: Tensor = tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    return full
+
+
+def divided_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, if `like` is divided; everybody has the whole, so nothing is sent."""
+    if not _is_divided(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_divided(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+@contextmanager
+def exchanging_gradients(module: nn.Module, exchange: bool) -> Iterator[None]:
+    """Whether the backward passes inside exchange gradients between processes; they add up where they do not."""
+    if is_sharded(module):
+        module.set_requires_gradient_sync(exchange)  # type: ignore[operator]
+        yield
+    elif isinstance(module, DistributedDataParallel) and not exchange:
+        with module.no_sync():
+            yield
+    else:
+        yield

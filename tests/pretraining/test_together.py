@@ -1,0 +1,123 @@
+"""Several processes that train together: what `together.py` did, once, in forks of one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import mae
+from mae.training.checkpoint import check
+from mae.training.log import loss_rows, read_rows
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), *sys.path])}
+    command = [sys.executable, str(Path(__file__).with_name("together.py")), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def codes(runs: Path, name: str) -> list[int]:
+    found: list[int] = json.loads((runs / f"{name}.json").read_text())
+    return found
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in loss_rows(read_rows(run / "metrics.jsonl"))]
+
+
+def last_steps(run: Path) -> list[int]:
+    """Of the checkpoints, each of which must be whole."""
+    found = sorted((run / "checkpoints").iterdir())
+    assert not any(check(path) for path in found)
+    return [int(path.name.removeprefix("step-")) for path in found]
+
+
+def words(runs: Path, name: str) -> list[str]:
+    return [(runs / f"{name}-{rank}.log").read_text() for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["two", "divided", "divided-in-parts", "compiled", "divided-compiled"])
+def test_losses_are_those_of_one_process_to_rounding(runs: Path, name: str):
+    assert codes(runs, name) == [0, 0]
+    assert losses(runs / name) == pytest.approx(losses(runs / "alone"), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["two", "divided", "divided-in-parts", "compiled", "divided-compiled"])
+def test_the_checkpoint_is_that_of_one_process_to_rounding(runs: Path, name: str):
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (load_file(runs / run / "checkpoints" / "step-00000006" / file) for run in ("alone", name))
+        assert {key: (value.shape, value.dtype) for key, value in one.items()} == {
+            key: (value.shape, value.dtype) for key, value in other.items()
+        }
+        for key in one:
+            torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
+
+
+def test_numbers_of_features_and_the_probe_are_of_the_whole_model(runs: Path):
+    """The main process looks at a copy of a divided model: a stale one would tell those of step 0 for ever."""
+    seen: list[list[dict[str, Any]]] = [
+        [row["evaluation"] for row in read_rows(runs / name / "metrics.jsonl") if "evaluation" in row]
+        for name in ("alone", "divided")
+    ]
+    assert len(seen[0]) == len(seen[1]) > 1 and seen[0][0] != seen[0][-1]
+    for one, other in zip(*seen, strict=True):
+        assert other == pytest.approx(one, rel=1e-2, abs=1e-3)
+    mae.load(runs / "divided")  # refused if the answer in its header is not that of its weights
+
+
+def test_bf16_divided_learns_as_fp32_does(runs: Path):
+    assert codes(runs, "divided-bf16") == [0, 0]
+    assert losses(runs / "divided-bf16") == pytest.approx(losses(runs / "alone"), rel=0.02)
+    stored = load_file(runs / "divided-bf16" / "checkpoints" / "step-00000006" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "code"), [("asked", 75), ("ctrl-c", 130)])
+def test_one_process_that_is_asked_stops_all_at_the_same_step(runs: Path, name: str, code: int):
+    assert codes(runs, name) == [code, code]
+    assert last_steps(runs / name) == [4, 6]
+    first, second = words(runs, name)
+    assert "Stopped and saved. Go on with: mae pretrain --resume --out" in first and second == ""
+
+
+def test_a_lost_process_is_told_and_the_checkpoint_stays(runs: Path):
+    assert codes(runs, "lost") == [1, -9]
+    told = words(runs, "lost")[0].splitlines()[-1]
+    assert told.startswith("mae: error: process 0 of 2 lost another one") and "--resume" in told
+    assert "Traceback" not in words(runs, "lost")[0]
+    assert set(last_steps(runs / "lost")) <= {2, 4}
+
+
+def test_a_full_disk_ends_all_and_is_told_once(runs: Path):
+    assert codes(runs, "full") == [1, 1]
+    first, second = words(runs, "full")
+    assert "mae: error: could not write" in first and "No space left" in first and second == ""
+    assert last_steps(runs / "full") == [2]
+
+
+def test_steps_broken_in_one_process_send_all_back(runs: Path):
+    assert codes(runs, "broken") == [0, 0]
+    told = [row["warning"] for row in read_rows(runs / "broken" / "metrics.jsonl") if "warning" in row]
+    assert [warning["name"] for warning in told] == ["step left out"] * 3 + ["went back"]
+    assert "step-00000008" in told[-1]["text"]
+    assert max(last_steps(runs / "broken")) == 16
+
+
+@pytest.mark.parametrize(("name", "told"), [("wrong", "--batch-size 15"), ("untold", "OPENMAE_TIMEOUT is 'soon'")])
+def test_a_wrong_request_is_told_by_one_process(runs: Path, name: str, told: str):
+    assert codes(runs, name) == [2, 2]
+    first, second = words(runs, name)
+    assert told in first and second == ""

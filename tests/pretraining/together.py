@@ -1,0 +1,127 @@
+"""Runs of several processes, for test_together.py: libraries are imported once, and every process is a fork of that.
+
+`python together.py FOLDER` leaves one folder a scenario, with what each process ended with in `codes.json`.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, partialmethod
+from pathlib import Path
+from typing import Any
+
+import kills  # of benchmarks
+import torch
+import torch._dynamo
+from kills import BATCH, OPTIONS, Case
+from torch import nn
+
+import mae
+from mae.cli import main
+from mae.config import as_flags
+from mae.training import checkpoint
+from mae.training.engine import Trainer
+
+FSDP = {"shard": True}
+SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
+    "alone": (1, {}),
+    "two": (2, {}),
+    "divided": (2, FSDP),
+    "divided-in-parts": (2, {**FSDP, "accumulate": 2, "recompute": True}),
+    "divided-bf16": (2, {**FSDP, "precision": "bf16"}),
+    "compiled": (2, {"compile": True}),
+    "divided-compiled": (2, {**FSDP, "compile": True}),
+}
+"""The number of processes, and what is asked for."""
+
+
+def through(folder: Path) -> None:
+    """Runs that nothing happens to; what is compiled is so without the C++ compiler, which takes minutes."""
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
+    for name, (processes, changes) in SCENARIOS.items():
+        kills.OPTIONS = {**OPTIONS, "steps": 6, **changes}
+        codes = kills.launch(folder / name, Case(processes, sharded=bool(changes.get("shard"))))
+        (folder / f"{name}.json").write_text(json.dumps(codes))
+
+
+def said(folder: Path, name: str, happens: Callable[[], None], *, options: Sequence[str] = ()) -> None:
+    """The command itself in two processes, with something happening to the second; exit codes and what was said."""
+    words = [word for key, value in OPTIONS.items() if key != "source" for word in as_flags(key, value)]
+    command = ["pretrain", OPTIONS["source"], *words, "--out", str(folder / name), *options]
+
+    def run(rank: int, port: int) -> None:
+        log = os.open(folder / f"{name}-{rank}.log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": name,
+        }  # fmt: skip
+        kills.light()
+        happens()
+        os._exit(main(command))
+
+    port = kills.free_port()
+    processes = [kills._fork.Process(target=run, args=(rank, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    (folder / f"{name}.json").write_text(json.dumps([process.exitcode for process in processes]))
+
+
+def at_step(step: int, rank: int, what: Callable[[], Any]) -> None:
+    """Have something happen in the middle of a step of one process."""
+    clip = Trainer._clip
+
+    def clipped(trainer: Trainer) -> torch.Tensor:
+        if trainer.step == step and trainer.world.rank == rank:
+            what()
+        return clip(trainer)
+
+    Trainer._clip = clipped  # type: ignore[method-assign]
+
+
+def full_disk() -> None:
+    """The main process cannot write its second checkpoint."""
+    stage = checkpoint.stage
+
+    def fail(folder: Path, *args: Any, step: int, **options: Any) -> None:
+        if step > 2:
+            raise mae.MAEError(f"could not write {folder}: No space left on device; free space there")
+        stage(folder, *args, step=step, **options)
+
+    checkpoint.stage = fail  # type: ignore[assignment]
+
+
+def broken_step() -> None:
+    """The loss of one process is not finite in three steps."""
+    backward = Trainer._backward
+
+    def spoil(trainer: Trainer, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        numbers = backward(trainer, *args, **options)
+        if trainer.world.rank == 1 and trainer.step in (9, 10, 11):
+            numbers["loss"] = numbers["loss"] * torch.nan
+        return numbers
+
+    Trainer._backward = spoil  # type: ignore[method-assign]
+
+
+def everything(folder: Path) -> None:
+    through(folder)
+    kills.OPTIONS = OPTIONS
+    said(folder, "asked", partial(at_step, 5, 1, partial(signal.raise_signal, signal.SIGUSR1)))
+    said(folder, "ctrl-c", partial(at_step, 5, 0, partial(signal.raise_signal, signal.SIGINT)))
+    said(folder, "lost", partial(at_step, 5, 1, kills.die))
+    said(folder, "full", full_disk)
+    said(folder, "broken", broken_step, options=["--save-every", "4"])
+    said(folder, "wrong", lambda: None, options=["--batch-size", "15"])
+    said(folder, "untold", lambda: os.environ.update(OPENMAE_TIMEOUT="soon"))
+
+
+if __name__ == "__main__":
+    assert BATCH % 4 == 0
+    everything(Path(sys.argv[1]))
