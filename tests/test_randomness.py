@@ -1,10 +1,26 @@
 """Known answers, independence and uniformity of the counter-based numbers."""
 
+import math
+from itertools import islice, permutations
+
 import pytest
 import torch
-from scipy.stats import kstest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, ks_2samp, kstest
 
-from mae.randomness import Stream, _mix, drawing_from, normal, permutation, sample_keys, seeds, uniform
+from mae.randomness import (
+    Stream,
+    _mix,
+    drawing_from,
+    lazy_permutation,
+    normal,
+    permutation,
+    permuted,
+    sample_keys,
+    seeds,
+    uniform,
+)
 
 MASK64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -117,6 +133,7 @@ def test_every_place_of_a_permutation_is_equally_likely() -> None:
 
 def test_streams_keep_their_numbers_so_that_old_runs_can_be_repeated() -> None:
     names = ["ORDER", "CROP", "MASK", "REPLACEMENT", "AUGMENT", "ERASE", "ERASE_NOISE", "MIX", "FORWARD", "RATIO"]
+    names += ["LAZY_ORDER", "BLOCKS", "WINDOW"]
     assert [(stream.name, int(stream)) for stream in Stream] == [(name, number) for number, name in enumerate(names)]
 
 
@@ -150,3 +167,106 @@ def test_drawing_from_a_seed_leaves_the_callers_generator_alone() -> None:
         assert torch.equal(torch.rand(3), first)
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def reference_permuted(key: int, position: int, length: int, stream: int) -> int:
+    """The same network on plain unsigned integers."""
+    start = mix((key + stream + 1) & MASK64)
+    rounds = [mix((start + n * GOLDEN) & MASK64) for n in range(1, 11)]
+    bits = (length - 1).bit_length()
+    bits = 4 if bits == 3 else bits
+    low = (bits + 1) // 2
+    while True:
+        left, right = position >> low, position & (2**low - 1)
+        for first, second in zip(rounds[::2], rounds[1::2], strict=True):
+            left ^= mix((first + right * GOLDEN) & MASK64) & (2 ** (bits - low) - 1)
+            right ^= mix((second + left * GOLDEN) & MASK64) & (2**low - 1)
+        position = left << low | right
+        if position < length:
+            return position
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 1000, 2**24 + 1, 10**9, 2**40])
+def test_a_permutation_without_a_table_matches_plain_integers(length: int) -> None:
+    positions = sorted({number * (length - 1) // 9 for number in range(10)})
+    key = reference_key(4, 2, 0)
+    found = lazy_permutation(4, 2, length, torch.tensor(positions)).tolist()
+    assert found == [reference_permuted(key, position, length, Stream.LAZY_ORDER) for position in positions]
+
+
+def test_frozen_values_of_permutations_without_a_table() -> None:
+    assert lazy_permutation(0, 0, 10**9, torch.arange(4)).tolist() == [104657922, 117984055, 427126785, 841742388]
+    keys = sample_keys(0, 0, torch.arange(4))
+    assert permuted(keys, torch.tensor([0, 1, 2, 0]), 2048, Stream.WINDOW).tolist() == [1772, 1591, 940, 796]
+
+
+@settings(deadline=None, max_examples=60)
+@given(length=st.integers(1, 5000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000))
+@example(length=1, seed=0, epoch=0)
+@example(length=2, seed=0, epoch=0)
+@example(length=3, seed=0, epoch=0)
+@example(length=5, seed=0, epoch=0)
+@example(length=7, seed=0, epoch=0)
+@example(length=4095, seed=0, epoch=0)
+@example(length=4096, seed=0, epoch=0)
+@example(length=4097, seed=0, epoch=0)
+def test_a_permutation_without_a_table_takes_each_number_once(length: int, seed: int, epoch: int) -> None:
+    whole = lazy_permutation(seed, epoch, length, torch.arange(length))
+    assert torch.equal(whole.sort().values, torch.arange(length))
+    some = torch.arange(length).flip(0)[::3]
+    assert torch.equal(lazy_permutation(seed, epoch, length, some), whole[some])
+
+
+@pytest.mark.parametrize("outside", [-1, 16])
+def test_a_position_out_of_range_is_refused(outside: int) -> None:
+    with pytest.raises(ValueError, match="from 0 to 15"):
+        lazy_permutation(0, 0, 16, torch.tensor([3, outside]))
+
+
+def test_seeds_epochs_and_streams_have_permutations_of_their_own() -> None:
+    places = torch.arange(1000)
+    first = lazy_permutation(1, 0, 1000, places)
+    keys = sample_keys(1, 0, torch.zeros(1, dtype=torch.int64))
+    others = [lazy_permutation(1, 1, 1000, places), lazy_permutation(2, 0, 1000, places), permutation(1, 0, 1000)]
+    for other in [*others, permuted(keys, places, 1000, Stream.WINDOW), places]:
+        assert (first == other).sum() < 12  # one expected by chance
+    assert torch.equal(permuted(keys, places, 1000, Stream.LAZY_ORDER), first)
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 8, 9, 16, 17, 20])
+def test_small_permutations_are_fair(length: int) -> None:
+    """Where three numbers go together, over many keys: each of the ways must be as likely."""
+    count, together = 100_000, min(length, 3)
+    keys = sample_keys(11, 0, torch.arange(count))
+    for chosen in islice(permutations(range(length), together), 3):
+        code = torch.zeros(count, dtype=torch.int64)
+        for position in chosen:
+            code = code * length + permuted(keys, torch.full((count,), position), length, Stream.WINDOW)
+        found = torch.bincount(code)
+        found = found[found > 0]
+        assert len(found) == math.perm(length, together)
+        assert chisquare(found.tolist()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("length", [3000, 4096, 65537])
+def test_large_permutations_look_like_random_ones(length: int) -> None:
+    places, shares = torch.arange(length), []
+    truly = torch.Generator().manual_seed(0)
+    cells = length // 16 + 1
+    for epoch in range(20):
+        order = lazy_permutation(7, epoch, length, places)
+        counts = torch.bincount(places // cells * 16 + order // cells, minlength=256).double()
+        widths = torch.bincount(places // cells, minlength=16).double()
+        expected = widths[:, None] * widths / length
+        shares.append(float(((counts.reshape(16, 16) - expected).square() / expected).sum()))
+        # Neighbours must be as far apart as in a true one, both in whole and by the lowest bits alone.
+        other = torch.randperm(length, generator=truly)
+        steps = [each.diff().double().numpy() for each in (order, other)]
+        assert ks_2samp(*steps).pvalue > 1e-4
+        bits = torch.bincount((order % 8).diff() + 7, minlength=15).double()
+        by_chance = torch.tensor([8.0 - abs(step) for step in range(-7, 8)]) / 64 * (length - 1)
+        assert ((bits - by_chance).square() / by_chance).sum() < 60  # 14 degrees of freedom, somewhat dependent
+        fixed = int((order == places).sum())
+        assert fixed < 10  # one expected
+    # 15 x 15 degrees of freedom and 20 tables: mean 225, deviation 4.7
+    assert abs(sum(shares) / 20 - 225) < 6 * 4.8

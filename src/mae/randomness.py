@@ -17,6 +17,11 @@ from torch import Tensor
 FIXED_EPOCH = -1
 """What is looked at alike again and again, images and masks of pictures, is drawn as in no epoch of any run."""
 
+LARGEST_TABLE = 2**24
+"""Samples up to which the order of an epoch is a table of it, 128 MiB; of more it is computed where it is needed."""
+
+_ROUNDS = 10  # four are enough for large sets (Luby & Rackoff 1988); to be fair to small ones takes more
+
 
 class Stream(IntEnum):
     """What a number is drawn for; two streams of one key share nothing."""
@@ -31,6 +36,9 @@ class Stream(IntEnum):
     MIX = 7
     FORWARD = 8
     RATIO = 9
+    LAZY_ORDER = 10
+    BLOCKS = 11
+    WINDOW = 12
 
 
 def _signed(constant: int) -> int:
@@ -98,7 +106,58 @@ def drawing_from(seed: int) -> Iterator[None]:
         yield
 
 
-def permutation(seed: int, epoch: int, length: int) -> Int64[Tensor, " length"]:
-    """The order in which an epoch visits `length` samples."""
+def permutation(seed: int, epoch: int, length: int, stream: Stream = Stream.ORDER) -> Int64[Tensor, " length"]:
+    """The order in which an epoch visits `length` samples, as a table; of many use `lazy_permutation`."""
     key = sample_keys(seed, epoch, torch.zeros(1, dtype=torch.int64))
-    return _bits(key, length, Stream.ORDER).squeeze(0).argsort(stable=True)
+    return _bits(key, length, stream).squeeze(0).argsort(stable=True)
+
+
+def lazy_permutation(seed: int, epoch: int, length: int, positions: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """What stands at some positions of an order of `length` samples, at any length without a table of it.
+
+    Another order than that of `permutation`, which cannot be known in part.
+    """
+    key = sample_keys(seed, epoch, torch.zeros(1, dtype=torch.int64))
+    return permuted(key, positions, length, Stream.LAZY_ORDER)
+
+
+def permuted(
+    keys: Int64[Tensor, "#B"], positions: Int64[Tensor, " B"], length: int, stream: Stream
+) -> Int64[Tensor, " B"]:
+    """Where a key's permutation of the numbers below `length` takes some of them.
+
+    A Feistel network permutes the numbers below the next power of two, and what it takes out of range is taken on
+    until it is back: "cycle walking" (Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains), less than two
+    turns on average. The function of a round is SplitMix64's finalizer.
+
+    Args:
+        keys: the key of each number, or one for all.
+        positions: the numbers, each from 0 to `length - 1`.
+        length: how many there are.
+        stream: what it is drawn for.
+
+    Raises:
+        ValueError: a number out of range, which might never come back into it.
+    """
+    if ((positions < 0) | (positions >= length)).any():
+        raise ValueError(f"positions must be from 0 to {length - 1}")
+    bits = (length - 1).bit_length()
+    bits += bits == 3  # halves of one and two bits would not be fair, however many rounds
+    rounds = _bits(keys, _ROUNDS, stream).expand(len(positions), _ROUNDS)
+    found = _feistel(positions, rounds, bits)
+    outside = (found >= length).nonzero().squeeze(1)
+    while len(outside):
+        found[outside] = _feistel(found[outside], rounds[outside], bits)
+        outside = outside[found[outside] >= length]
+    return found
+
+
+def _feistel(values: Int64[Tensor, " B"], rounds: Int64[Tensor, "B rounds"], bits: int) -> Int64[Tensor, " B"]:
+    """A permutation of the numbers of so many bits."""
+    low = (bits + 1) // 2
+    left, right = values >> low, values & ((1 << low) - 1)
+    left_mask, right_mask = (1 << (bits - low)) - 1, (1 << low) - 1
+    for first, second in zip(*(rounds[:, half::2].unbind(1) for half in (0, 1)), strict=True):
+        left = left ^ (_mix(first + right * _GOLDEN) & left_mask)
+        right = right ^ (_mix(second + left * _GOLDEN) & right_mask)
+    return (left << low) | right

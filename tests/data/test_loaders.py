@@ -29,9 +29,24 @@ from mae.data.loaders import (
     explained_worker_failure,
     normalise,
 )
+from mae.data.order import AllBut, BlockShuffle, RankOrder
 from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.randomness import Stream, permutation, sample_keys, seeds, uniform
+
+
+class Blocks(Pictures):
+    """A source whose images lie in blocks."""
+
+    block_sizes = np.array([5, 7, 0, 6, 4])
+
+
+def block_set(broken: frozenset[int] = frozenset()) -> ImageSet:
+    """The images of `image_set` in blocks."""
+    source = Blocks([noise(20 + number % 3, 24, 3, number) for number in range(22)])
+    images = load_images(source, in_chans=None, memory_limit=0, max_unreadable=0.5)
+    source.broken = broken
+    return images
 
 
 def image_set(count: int = 22, broken: frozenset[int] = frozenset(), max_unreadable: float = 0.001) -> ImageSet:
@@ -155,6 +170,30 @@ def test_nothing_is_drawn_for_an_image_that_can_be_read(monkeypatch):
     assert len(taken(loader(image_set()), 3)) == 3
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("numbers", [None, torch.tensor([20, 3, 7, 11, 5, 9, 2, 0, 1])], ids=["all", "some"])
+def test_images_in_blocks_come_in_their_own_order_however_it_is_divided(numbers):
+    """As images: whole and in slices, with and without workers, from the start and resumed."""
+    images = block_set(broken=frozenset({3, 7}))
+    expected = taken(loader(images, numbers=numbers, accumulate=1), 6)
+    ids = AllBut(22) if numbers is None else numbers
+    shuffle = BlockShuffle(ids, torch.from_numpy(Blocks.block_sizes), batch_size=8, seed=5)
+    order = RankOrder(shuffle=shuffle, accumulate=1, rank=0, world=1)
+    assert [batch.ids.tolist() for batch in expected] == [ids for ids, _ in itertools.islice(order.from_step(0), 6)]
+    parts = [
+        taken(loader(images, numbers=numbers, rank=rank, world=2, workers=rank), 4, start_step=4) for rank in (0, 1)
+    ]
+    for step, batch in enumerate(expected[4:]):
+        slices = [part[2 * step + micro] for micro in (0, 1) for part in parts]
+        for field in ("images", "keys", "ids", "shown"):
+            assert torch.equal(torch.cat([getattr(each, field) for each in slices]), getattr(batch, field))
+    one = loader(images, numbers=numbers, rank=1, world=2).order()
+    stretch = next(one.stretches(4))
+    read = torch.cat([batch.ids for batch in parts[1]][: 2 * stretch.steps])
+    bounds = torch.from_numpy(Blocks.block_sizes).cumsum(0)
+    assert set(torch.searchsorted(bounds, read, right=True).tolist()) <= set(stretch.blocks)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_labels_looked_up_by_what_is_shown_are_right(tree, workers):
     """A broken file on the disk: each image's brightness is its label."""
@@ -190,7 +229,8 @@ def test_a_subset_is_a_set_of_its_own_under_the_same_numbers(workers):
 
 def test_all_numbers_are_the_whole_set():
     images = image_set(broken=frozenset({7}), max_unreadable=0.5)
-    assert same(taken(loader(images, numbers=torch.arange(22)), 10), taken(loader(images), 10))
+    for numbers in (torch.arange(22), AllBut(22)):
+        assert same(taken(loader(images, numbers=numbers), 10), taken(loader(images), 10))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from mae.data.augmentation import Augmentation, rand_augment, random_crop_boxes, resized_crop
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
+from mae.data.order import Numbers
 from mae.randomness import Stream, seeds, uniform
 
 REPLACEMENTS = 16
@@ -36,7 +36,7 @@ class Crops(Dataset[Piece]):
         self,
         *,
         images: ImageSet,
-        numbers: Int64[Tensor, " n"],
+        numbers: Numbers,
         img_size: tuple[int, int],
         augmentation: Augmentation,
     ) -> None:

@@ -19,9 +19,10 @@ from mae.data.forms import Form, choose_channels
 from mae.data.limits import ImageInfo, UnreadableImage
 from mae.data.moments import Moments, join, moments_of, no_moments
 from mae.errors import MAEError, UsageError
-from mae.randomness import permutation
+from mae.randomness import LARGEST_TABLE, Stream, lazy_permutation, permutation
 
 _SURVEYED = 256
+_SAMPLED_BLOCKS = 8  # a shard of a pack is a fair sample of it, and each of them may have to be fetched
 _CHUNK = 64
 _STATISTICS_SEED = 0
 _SHOWN = 5
@@ -59,7 +60,6 @@ class ImageSet:
         no_data: what stands for no measurement in the files, as text; such values are NaN in the images. None: nothing.
         dtype: the type the files hold; images are given as uint8, or as float32 for the other two. float32 where values
             may be missing; whole numbers are then scaled to [0, 1].
-        readable: the numbers of the images that are not known to be broken since the set was opened.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class ImageSet:
         self.channel_names = channel_names
         self.no_data = no_data
         self.dtype = form.dtype
-        self.readable: Int64[Tensor, " n"] = torch.from_numpy(_without(len(source), broken))
         self._source, self._form = source, form
         self._decoded = decoded
         self._broken = broken
@@ -88,6 +87,26 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    @cached_property
+    def readable(self) -> Int64[Tensor, " n"]:
+        """The numbers of the images that are not known to be broken since the set was opened."""
+        return torch.from_numpy(_without(len(self), self._broken))
+
+    @cached_property
+    def block_sizes(self) -> Int64[Tensor, " b"] | None:
+        """How many images lie in each block of the source, in order, as in the shards of a pack; None: not in blocks.
+
+        A block is best read as a whole: it may have to be fetched.
+        """
+        return _block_sizes(self._source)
+
+    def sample(self, seed: int, epoch: int, count: int) -> Int64[Tensor, " n"]:
+        """Numbers of `count` images, or of all if they are fewer, chosen by a key; of few blocks where there are any.
+
+        Of images in blocks those of eight are chosen from, or of as many as it takes.
+        """
+        return _sample(self._source, seed, epoch, count)
 
     @property
     def in_memory(self) -> bool:
@@ -152,7 +171,7 @@ class ImageSet:
         Raises:
             MAEError: every channel is constant, or no image could be read.
         """
-        chosen = permutation(_STATISTICS_SEED, 0, len(self))[:limit].tolist()
+        chosen = self.sample(_STATISTICS_SEED, 0, limit).tolist()
         total = no_moments(self.channels)
         with ThreadPoolExecutor(_threads()) as pool:
             for moments in pool.map(self._moments, chosen):
@@ -277,6 +296,31 @@ def _without(length: int, broken: Iterable[int]) -> np.ndarray:
     return np.delete(np.arange(length), list(broken))
 
 
+def _block_sizes(source: Source) -> Int64[Tensor, " b"] | None:
+    # Not of the protocol, since most sources have none.
+    sizes = getattr(source, "block_sizes", None)
+    return None if sizes is None else torch.from_numpy(np.asarray(sizes, dtype=np.int64))
+
+
+def _sample(source: Source, seed: int, epoch: int, count: int) -> Int64[Tensor, " n"]:
+    sizes = _block_sizes(source)
+    if sizes is None:
+        return _first(seed, epoch, len(source), count)
+    blocks = permutation(seed, epoch, len(sizes), Stream.BLOCKS)
+    enough = int(torch.searchsorted(sizes[blocks].cumsum(0), count)) + 1
+    starts = sizes.cumsum(0) - sizes
+    chosen = blocks[: max(enough, _SAMPLED_BLOCKS)]
+    pool = torch.cat([starts[block] + torch.arange(int(sizes[block])) for block in chosen])
+    return pool[_first(seed, epoch, len(pool), count)]
+
+
+def _first(seed: int, epoch: int, length: int, count: int) -> Int64[Tensor, " n"]:
+    """The first `count` of `length` numbers in a keyed order, or all if they are fewer."""
+    if length <= LARGEST_TABLE:
+        return permutation(seed, epoch, length)[:count]
+    return lazy_permutation(seed, epoch, length, torch.arange(min(count, length)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
     """The headers of some files, and what was wrong with those that could not be read, by number."""
@@ -287,7 +331,7 @@ class _Survey:
 
 def _survey(source: Source) -> _Survey:
     infos, broken = [], {}
-    for index in sorted(permutation(0, 0, len(source))[:_SURVEYED].tolist()):
+    for index in sorted(_sample(source, 0, 0, _SURVEYED).tolist()):
         try:
             infos.append(source.probe(index))
         except UnreadableImage as error:

@@ -1,12 +1,11 @@
 """Batches for training and evaluation.
 
-What a training step sees is a pure function of the seed and the step: the order is a keyed permutation of each
-epoch, crops are drawn from each sample's key, and nothing depends on the number of worker processes, on the number
-of ranks or on where a run was interrupted. Images travel as uint8 and are normalised on the device.
+What a training step sees is a pure function of the seed and the step: the order is keyed (`mae.data.order`), crops
+are drawn from each sample's key, and nothing depends on the number of worker processes, on the number of ranks or on
+where a run was interrupted. Images travel as uint8 and are normalised on the device.
 """
 
 import atexit
-import itertools
 import math
 import multiprocessing
 import os
@@ -14,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +29,8 @@ from torch.utils.data import DataLoader, Sampler
 from mae.data.augmentation import Augmentation, central_crop
 from mae.data.crops import REPLACEMENTS, Crops, Piece
 from mae.data.images import ImageSet
+from mae.data.order import AllBut, Numbers, RankOrder, make_shuffle
 from mae.errors import MAEError, UsageError
-from mae.randomness import permutation, sample_keys
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -69,8 +68,9 @@ class RawBatch:
 class TrainingLoader:
     """Endless training batches of an image set.
 
-    Step s takes positions `[s * batch_size, (s + 1) * batch_size)` of its epoch's permutation; what is left at the
-    end of an epoch is dropped. A step is divided into `accumulate` micro-batches, each into `world` slices in order.
+    The order is a `FullShuffle`, or a `BlockShuffle` where the images lie in blocks; of an epoch, what is left when no
+    whole batch can be made is dropped. A step is divided into `accumulate` micro-batches, each into `world` slices in
+    order.
 
     Attributes:
         images: what to draw from.
@@ -80,7 +80,7 @@ class TrainingLoader:
         seed: the run's seed.
         workers: processes that load; 0 loads in this one.
         augmentation: how images are cropped and changed.
-        numbers: the images to draw from, by their numbers in the set; None takes all.
+        numbers: the images to draw from, each once, by their numbers in the set; None takes all.
         pin_memory: put the images into page-locked memory, which a CUDA device copies from meanwhile.
         rank: this process's number.
         world: number of processes that train together.
@@ -93,7 +93,7 @@ class TrainingLoader:
     seed: int
     workers: int
     augmentation: Augmentation = Augmentation()
-    numbers: Int64[Tensor, " n"] | None = None
+    numbers: Numbers | None = None
     pin_memory: bool = False
     rank: int = 0
     world: int = 1
@@ -121,8 +121,14 @@ class TrainingLoader:
                 f"for uint8 images of 1 or 3 channels: turn rand_augment off"
             )
 
-    def _chosen(self) -> Int64[Tensor, " n"]:
-        return torch.arange(len(self.images)) if self.numbers is None else self.numbers
+    def _chosen(self) -> Numbers:
+        return AllBut(len(self.images)) if self.numbers is None else self.numbers
+
+    def order(self) -> RankOrder:
+        """Which samples this process takes, step by step, and from which blocks."""
+        sizes = self.images.block_sizes
+        shuffle = make_shuffle(self._chosen(), sizes, batch_size=self.batch_size, seed=self.seed)
+        return RankOrder(shuffle=shuffle, accumulate=self.accumulate, rank=self.rank, world=self.world)
 
     def iterate(self, start_step: int) -> Generator[RawBatch, None, None]:
         """Micro-batches from a step on, without end; closing the iterator stops the worker processes.
@@ -136,7 +142,8 @@ class TrainingLoader:
         workers = set(multiprocessing.active_children()) - others
         stop = partial(_kill, workers)
         # An iterator that is never closed must not keep the process from ending either.
-        atexit.register(stop)
+        if workers:
+            atexit.register(stop)
         try:
             while True:
                 with explained_worker_failure():
@@ -144,8 +151,10 @@ class TrainingLoader:
                 yield self._joined(fetched)
         finally:
             # PyTorch would first wait for a hanging worker, and then ask it to end by a signal that it ignores.
-            stop()
-            atexit.unregister(stop)
+            # An iterator that is open when Python ends comes here too late to do anything; `atexit` was in time.
+            if workers:
+                stop()
+                atexit.unregister(stop)
             del pieces
 
     def _joined(self, pieces: list[Piece]) -> RawBatch:
@@ -171,18 +180,10 @@ class TrainingLoader:
         # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
         forked = self.workers > 0 and sys.platform == "linux"
         numbers = self._chosen()
-        order = _Order(
-            numbers=numbers,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            seed=self.seed,
-            rank=self.rank,
-            world=self.world,
-        )
         return DataLoader(
             Crops(images=self.images, numbers=numbers, img_size=self.img_size, augmentation=self.augmentation),
             batch_size=None,
-            sampler=_From(order, start_step),
+            sampler=_From(self.order(), start_step),
             num_workers=self.workers,
             timeout=_TIMEOUT_SECONDS if self.workers else 0,
             # It draws a seed for its workers, which need none; the caller's generator must not move.
@@ -198,8 +199,8 @@ def _unchanged(piece: Any) -> Any:
     return piece
 
 
-def _kill(workers: Iterable[BaseProcess]) -> None:
-    """Ends worker processes at once, whatever they are doing; they hold nothing that is worth saving."""
+def _kill(workers: set[BaseProcess]) -> None:
+    """Ends worker processes at once, whatever they are doing, and forgets them; they hold nothing worth saving."""
     # PyTorch's handler would raise an error for each worker that ends by a signal.
     handled = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if handled else None
@@ -208,6 +209,7 @@ def _kill(workers: Iterable[BaseProcess]) -> None:
             worker.kill()
         for worker in workers:
             worker.join(_KILL_SECONDS)
+        workers.clear()
     finally:
         if handler is not None:
             signal.signal(signal.SIGCHLD, handler)
@@ -228,37 +230,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Order:
-    """Which samples, with which keys, make up a rank's part of each micro-batch."""
-
-    numbers: Int64[Tensor, " n"]
-    batch_size: int
-    accumulate: int
-    seed: int
-    rank: int
-    world: int
-
-    def from_step(self, start_step: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Ids and keys of each micro-batch from a step on, without end."""
-        steps_per_epoch = len(self.numbers) // self.batch_size
-        micro = self.batch_size // self.accumulate
-        part = micro // self.world
-        first_epoch, skipped = divmod(start_step, steps_per_epoch)
-        for epoch in itertools.count(first_epoch):
-            order = self.numbers[permutation(self.seed, epoch, len(self.numbers))][: steps_per_epoch * self.batch_size]
-            for start in range(skipped * self.batch_size, len(order), micro):
-                begin = start + self.rank * part
-                ids = order[begin : begin + part]
-                # Lists, because each tensor sent to a process costs a shared-memory file.
-                yield ids.tolist(), sample_keys(self.seed, epoch, ids).tolist()
-            skipped = 0
-
-
 class _From(Sampler[tuple[list[int], list[int]]]):
     """The order from a step on, each micro-batch in pieces, in the form a DataLoader takes."""
 
-    def __init__(self, order: _Order, start_step: int) -> None:
+    def __init__(self, order: RankOrder, start_step: int) -> None:
         self._order, self._start_step = order, start_step
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:

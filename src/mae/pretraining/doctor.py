@@ -140,12 +140,12 @@ def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
     config = prepared.config
     loader = TrainingLoader(
         images=prepared.images,
-        batch_size=min(_IMAGES, len(prepared.trained)),
+        batch_size=min(_IMAGES, len(prepared.kept)),
         accumulate=1,
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=0,
-        numbers=prepared.trained,
+        numbers=prepared.kept,
     )
     raw = next(loader.iterate(0))
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 
+import torch
+
 from mae.data.augmentation import Augmentation
 from mae.data.crops import Crops
 from mae.evaluation.yardsticks import Yardsticks
@@ -52,7 +54,7 @@ def make_health(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks, ob
 
 def what_limits_loading(prepared: Prepared) -> str:
     """How long reading, decoding and cropping take of some images, one after another, and what to do about it."""
-    numbers = prepared.trained[:_TIMED_IMAGES]
+    numbers = prepared.kept[torch.arange(min(_TIMED_IMAGES, len(prepared.kept)))]
     began = time.perf_counter()
     loaded = [image for _, image in readable(prepared.images, numbers.tolist())]
     reading = (time.perf_counter() - began) / len(numbers)

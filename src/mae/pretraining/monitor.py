@@ -24,7 +24,7 @@ from mae.evaluation.label_free import measure_spread
 from mae.evaluation.logistic import fit_logistic
 from mae.evaluation.scores import majority_share, top_k_accuracy
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.pretraining.parts import readable
+from mae.pretraining.parts import candidates, readable
 from mae.pretraining.settle import Prepared
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.canvas import visible
@@ -116,7 +116,7 @@ class _Unlabelled:
     def __init__(self, prepared: Prepared, model: MaskedAutoencoder) -> None:
         self._prepared, self._model = prepared, model
         images, size, seed = prepared.images, prepared.model_config.img_size, prepared.config.seed
-        order = permutation(seed, FIXED_EPOCH, len(images)).tolist()
+        order = candidates(images, seed, _LABEL_FREE_IMAGES)
         chosen = list(islice(readable(images, order), _LABEL_FREE_IMAGES))
         self._whole = torch.stack([central_crop(image, size) for _, image in chosen])
         numbers = torch.tensor([number for number, _ in chosen[:_VIEWED_IMAGES]])
@@ -139,7 +139,15 @@ class _HeldOut:
 
     def __init__(self, prepared: Prepared, model: MaskedAutoencoder) -> None:
         self._prepared, self._model = prepared, model
-        self._held_out, self._trained = self._some(prepared.held_out), self._some(prepared.trained)
+        self._held_out, self._trained = self._some(prepared.held_out), self._some(self._among_trained())
+
+    def _among_trained(self) -> Int64[Tensor, " n"]:
+        """Images that are trained on: all of them, or of images in blocks those of the blocks that are looked at."""
+        prepared = self._prepared
+        if prepared.images.block_sizes is None:
+            return prepared.trained
+        near = prepared.images.sample(prepared.config.seed, FIXED_EPOCH, 2 * _HELD_OUT_IMAGES + len(prepared.held_out))
+        return near[~torch.isin(near, prepared.held_out)].sort().values
 
     def _some(self, numbers: Int64[Tensor, " all"]) -> tuple[_Pixels, Int64[Tensor, " n"]]:
         """Central crops, and the keys of their masks."""
@@ -195,10 +203,9 @@ class _Labelled:
         )
         one_image = images.channels * prod(size) * (1 if images.dtype == "uint8" else 4)
         fitting = max(1, _CROP_BYTES // one_image * most // (_TRAIN_IMAGES + _TEST_IMAGES))
-        order = permutation(config.seed, FIXED_EPOCH, len(images)).tolist()
-        chosen = [
-            (number, central_crop(image, size)) for number, image in islice(readable(images, order), min(most, fitting))
-        ]
+        most = min(most, fitting)
+        order = candidates(images, config.seed, most)
+        chosen = [(number, central_crop(image, size)) for number, image in islice(readable(images, order), most)]
         if not chosen:
             raise MAEError(f"{images.name}: none of {len(images):,} images could be read; give others with --monitor")
         return torch.stack([crop for _, crop in chosen]), split.labels[[number for number, _ in chosen]]

@@ -24,7 +24,7 @@ from mae.models.storage import model_metadata
 from mae.models.zoo import build_model
 from mae.pretraining.replay import write_capture
 from mae.pretraining.settle import Prepared, warmup_steps
-from mae.randomness import FIXED_EPOCH, permutation, sample_keys
+from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.panels import draw_panels
 from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
@@ -32,6 +32,7 @@ from mae.training.schedule import WarmupCosine
 from mae.training.sharding import shard
 
 _NUM_PICTURED = 8
+_SPARE = 256
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
 
 
@@ -62,7 +63,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=num_workers(prepared),
-        numbers=prepared.trained,
+        numbers=prepared.kept,
         pin_memory=prepared.device.type == "cuda",
         rank=prepared.world.rank,
         world=prepared.world.size,
@@ -146,7 +147,7 @@ def _on_device(prepared: Prepared, loader: TrainingLoader, step: int) -> Iterato
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
-    size = min(_YARDSTICK_BATCH, len(prepared.trained))
+    size = min(_YARDSTICK_BATCH, len(prepared.kept))
     loader = TrainingLoader(
         images=prepared.images,
         batch_size=size,
@@ -154,7 +155,7 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=0,
-        numbers=prepared.trained,
+        numbers=prepared.kept,
     )
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
     pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)
@@ -191,10 +192,14 @@ def panel_drawer(prepared: Prepared, model: MaskedAutoencoder) -> Callable[[int]
 
 def pictured(images: ImageSet, img_size: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
     """Crops `[8, C, H, W]` of the images that pictures show, the same ones each time, and the keys of their masks."""
-    order = permutation(seed, FIXED_EPOCH, len(images)).tolist()
-    shown = list(islice(readable(images, order), _NUM_PICTURED))
+    shown = list(islice(readable(images, candidates(images, seed, _NUM_PICTURED)), _NUM_PICTURED))
     crops = torch.stack([central_crop(image, img_size) for _, image in shown])
     return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
+
+
+def candidates(images: ImageSet, seed: int, count: int) -> list[int]:
+    """Numbers of `count` images that are looked at again and again, and of others in case some cannot be read."""
+    return images.sample(seed, FIXED_EPOCH, count + max(count, _SPARE)).tolist()
 
 
 def readable(images: ImageSet, order: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

@@ -20,12 +20,13 @@ from mae.data.augmentation import Augmentation
 from mae.data.crops import Crops
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import normalise
+from mae.data.order import make_shuffle
 from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model, model_metadata
 from mae.pretraining.settle import Prepared
-from mae.randomness import permutation, sample_keys
+from mae.randomness import sample_keys
 from mae.records import read_json, write_json
 from mae.training.checkpoint import MODEL
 from mae.training.device import autocast, choose_device
@@ -47,8 +48,9 @@ def write_capture(prepared: Prepared, model: MaskedAutoencoder, step: int) -> Pa
     config, folder = prepared.config, prepared.folder.failure(step)
     assert config.batch_size is not None
     epoch, place = divmod(step, prepared.steps_per_epoch)
-    order = prepared.trained[permutation(config.seed, epoch, len(prepared.trained))]
-    ids = order[place * config.batch_size : (place + 1) * config.batch_size]
+    sizes = prepared.images.block_sizes
+    order = make_shuffle(prepared.kept, sizes, batch_size=config.batch_size, seed=config.seed).epoch(epoch)
+    ids = order.ids(place, 0, config.batch_size)
     values = {
         "step": step,
         "epoch": epoch,

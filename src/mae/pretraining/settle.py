@@ -1,7 +1,9 @@
 """Everything that is settled before the first step: what was left open is chosen, what cannot work is refused."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ from torch import Tensor
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
-from mae.data.sources import KNOWN, open_source
+from mae.data.order import AllBut
+from mae.data.sources import absolute_source, open_source
 from mae.errors import UsageError
 from mae.masking.random import RandomMasking
 from mae.masking.schedule import RatioSchedule
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
-from mae.randomness import FIXED_EPOCH, permutation
+from mae.randomness import FIXED_EPOCH
 from mae.records import read_json
 from mae.training.device import choose_precision
 from mae.training.distributed import World
@@ -65,16 +68,19 @@ class Prepared:
 
     @property
     def trained(self) -> Int64[Tensor, " n"]:
-        """Numbers of the images that are trained on."""
-        return self._order()[num_held_out(self.config, len(self.images)) :].sort().values
+        """Numbers of the images that are trained on, as a table of them."""
+        return self.kept.table()
 
-    @property
+    @cached_property
+    def kept(self) -> AllBut:
+        """The same without a table, which of very many images would fill the memory."""
+        return AllBut(len(self.images), self.held_out)
+
+    @cached_property
     def held_out(self) -> Int64[Tensor, " m"]:
-        """Numbers of the images that are not."""
-        return self._order()[: num_held_out(self.config, len(self.images))].sort().values
-
-    def _order(self) -> Int64[Tensor, " N"]:
-        return permutation(_HELD_OUT_SEED, FIXED_EPOCH, len(self.images))
+        """Numbers of the images that are not trained on; of images in blocks those of few blocks, as all are read."""
+        count = num_held_out(self.config, len(self.images))
+        return self.images.sample(_HELD_OUT_SEED, FIXED_EPOCH, count).sort().values
 
     @property
     def part_size(self) -> int:
@@ -129,7 +135,7 @@ def prepare(
     assert config.model is not None
     if folder is None:
         folder = new_run_folder(Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
-    found = _found_data(config, images, folder, resume=resume)
+    found = world.from_main(partial(_found_data, config, images, folder, resume=resume))
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
     return Prepared(
         config=config,
@@ -158,6 +164,8 @@ def settle(
     _check_warmups(config, len(images))
     if config.mask_schedule != "const":
         RandomMasking(ratio=config.mask_start).num_visible(model.grid)
+    if config.shard and config.precision == "fp16":
+        raise UsageError("--shard trains in bf16 or fp32, and --precision is fp16; give one of these")
     if config.uniformity and _part_size(config, world) * world.size < 2:
         raise UsageError(
             f"--uniformity compares the images of a batch, and --batch-size {config.batch_size} in --accumulate "
@@ -332,11 +340,7 @@ def stored_config(
     return stored.override(machine), folder
 
 
-def absolute_source(source: str) -> str:
-    """A path that means the same from every folder; names of known sets stay names."""
-    return source if not source or source in KNOWN else str(Path(source).resolve())
-
-
 def source_stem(source: str) -> str:
     """What a folder made for this source is called after it."""
-    return Path(source.replace(":", "-")).stem or "images"
+    plain = re.sub(r"[{}]", "", source.replace(":", "-"))  # a shell would expand braces
+    return Path(plain).stem or "images"
