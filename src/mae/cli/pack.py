@@ -1,0 +1,154 @@
+"""`mae pack SOURCE DEST` and `mae pack verify DEST`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from mae.errors import UsageError
+from mae.options import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mae.data.pack_forms import PackForm
+    from mae.data.packing import PackResult
+
+_SHOWN = 20
+_VERIFY = "verify"
+
+
+def run(args: list[str]) -> int:
+    """Pack, or compare a pack with what it says of itself."""
+    if args[:1] == [_VERIFY]:
+        return tyro.cli(verify, args=args[1:], prog=f"mae pack {_VERIFY}")
+    return tyro.cli(pack, args=args, prog="mae pack")
+
+
+def pack(
+    source: Annotated[str, tyro.conf.Positional],
+    dest: Annotated[Path, tyro.conf.Positional],
+    short_side: Annotated[int | None, shown("384", "PIXELS")] = None,
+    quality: Annotated[int | None, shown("90", "1..100")] = None,
+    keep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    raw: Annotated[int | None, shown("no", "PIXELS")] = None,
+    per_shard: int = 2048,
+    workers: Annotated[int | None, shown("one a core", "N")] = None,
+    max_unreadable: float = 0.001,
+    data_root: Path = Path("data"),
+) -> int:
+    """Write images into a few large files, smaller and faster to read; the same command goes on where it was cut.
+
+    'mae pack verify DEST' compares every byte of a pack with its checksums.
+
+    Args:
+        source: a folder, a list file, a .zip, a pack or the name of a known set; its test part is packed too.
+        dest: a new folder.
+        short_side: JPEG whose shorter side has at most so many pixels.
+        quality: of these JPEGs.
+        keep: the files as they are.
+        raw: decoded pixels, the shorter side at most so many: the fastest and largest.
+        per_shard: images a file.
+        workers: processes that pack.
+        max_unreadable: share of the images, 0 to 1, that may be broken; they are left out and listed in report.json.
+        data_root: where sets known by name are kept.
+    """
+    form = _form(short_side, quality, keep, raw)
+
+    from rich.console import Console
+
+    from mae.data import packing
+
+    console = Console()
+    try:
+        with _bar(console) as progress:
+            result = packing.pack(
+                source,
+                dest,
+                form=form,
+                per_shard=per_shard,
+                workers=workers,
+                max_unreadable=max_unreadable,
+                data_root=data_root,
+                progress=progress,
+            )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("stopped; the same command goes on with the shards that are not done") from stop
+    _tell(console, result)
+    return 0
+
+
+def verify(dest: Annotated[str, tyro.conf.Positional]) -> int:
+    """Compare every byte of a pack with its index and checksums, and tell each fault in a line.
+
+    Args:
+        dest: the pack.
+    """
+    from rich.console import Console
+
+    from mae.data.pack_verify import verify_pack
+    from mae.data.sources import stored
+
+    console, storage, faults = Console(), stored(dest), 0
+    for fault in verify_pack(storage):
+        faults += 1
+        _print(console, fault)
+    place = storage.place
+    _print(console, f"{place}: {faults:,} fault{'s' * (faults != 1)}" if faults else f"{place} is whole")
+    return 1 if faults else 0
+
+
+def _form(short_side: int | None, quality: int | None, keep: bool, raw: int | None) -> "PackForm":
+    """The one form that is asked for.
+
+    Raises:
+        UsageError: several.
+    """
+    jpeg = short_side is not None or quality is not None
+    if jpeg + keep + (raw is not None) > 1:
+        raise UsageError("--short-side with --quality, --keep and --raw exclude one another; give one of them")
+
+    from mae.data.pack_forms import Kept, Raw, ShortSide
+
+    if keep:
+        return Kept()
+    if raw is not None:
+        return Raw(side=raw)
+    given = {"side": short_side, "quality": quality}
+    return ShortSide(**{name: value for name, value in given.items() if value is not None})
+
+
+@contextmanager
+def _bar(console: "Console") -> "Iterator[Callable[[int, int], None]]":
+    """A bar that begins with the first images: its thread must not be there yet when processes are forked."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("packing")
+
+    def show(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _tell(console: "Console", result: "PackResult") -> None:
+    for left_out in result.left_out[:_SHOWN]:
+        _print(console, f"left out: {left_out.reason}")
+    if len(result.left_out) > _SHOWN:
+        _print(console, f"and {len(result.left_out) - _SHOWN:,} more, see {result.folder / 'report.json'}")
+    size = f"{result.images:,} images, {result.num_bytes / 1e6:,.1f} MB"
+    _print(console, f"{result.folder} {'was packed already' if result.was_there else 'is packed'}: {size}")
+
+
+def _print(console: "Console", text: str) -> None:
+    from mae.report.canvas import visible
+
+    console.print(visible(text), soft_wrap=True, highlight=False, markup=False)
