@@ -1,0 +1,324 @@
+"""Files from elsewhere, kept by their content in a folder of bounded size that the processes of a machine share."""
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from stat import S_ISDIR
+from typing import BinaryIO
+
+import psutil
+from filelock import FileLock, Timeout
+
+from mae.data.storage import StoredFile
+from mae.errors import MAEError, UsageError
+
+FOLDER, GIGABYTES = "OPENMAE_CACHE", "OPENMAE_CACHE_GB"
+"""Environment variables: where the cache lies, and how much it may hold in units of a billion bytes."""
+
+_DEFAULT_GIGABYTES = 50.0
+_GB = 1e9
+_ROOM = "room"
+_LOCKS = "locks"
+_KEPT = re.compile(r"([0-9a-f]{64})(\.[0-9a-f]{16})?")  # an entry; with a suffix, one that is being fetched
+_WAIT_SECONDS = 0.2
+_NOTED_SECONDS = 10  # a use is not noted again within them: that would be a write for each image
+_CHUNK = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class WrongContent(Exception):
+    """What came is not the file that was asked for."""
+
+
+class CutShort(WrongContent):
+    """What came may be the beginning of it."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Draft:
+    """A file while it is fetched.
+
+    Attributes:
+        file: what it must become.
+        stream: where it is written.
+        num_bytes: how much of it is there.
+    """
+
+    file: StoredFile
+    stream: BinaryIO
+    num_bytes: int = 0
+    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+
+    def restart(self) -> None:
+        """Forget what was written."""
+        self.stream.seek(0)
+        self.num_bytes, self._digest = 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end.
+
+        Raises:
+            WrongContent: more than the file has.
+            OSError: they cannot be written.
+        """
+        if self.num_bytes + len(data) > self.file.num_bytes:
+            raise WrongContent(f"more than {self.file.num_bytes:,} bytes came; expected as many")
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.stream.write(rest) :]
+        self._digest.update(data)
+        self.num_bytes += len(data)
+
+    def check(self) -> None:
+        """Make sure that the file is there as a whole.
+
+        Raises:
+            CutShort: it is shorter.
+            WrongContent: its content is another.
+        """
+        if self.num_bytes < self.file.num_bytes:
+            raise CutShort(f"it ended after {self.num_bytes:,} of {self.file.num_bytes:,} bytes")
+        if self._digest.hexdigest() != self.file.sha256:
+            raise WrongContent(f"its checksum is {self._digest.hexdigest()[:12]}…; expected {self.file.sha256[:12]}…")
+
+
+Fetch = Callable[[Draft], None]
+"""Fills a draft; what it leaves must pass the draft's `check`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """A folder of files that are named by the SHA-256 of their content.
+
+    A file is written aside, checked and renamed, so that what bears the name has been whole. Each entry has a lock of
+    its own: one process fetches, the others wait for it. Those used least recently make room, and none whose lock is
+    held; a process that has a file open goes on reading it after that.
+
+    A checked file's time of last change is set to when the machine started, which no write gives it. A file with
+    another time is read through before it is used: it was changed, or a crash may have kept it from reaching the disk.
+
+    Attributes:
+        root: the folder.
+        max_bytes: of all files, with those that are being fetched.
+    """
+
+    root: Path
+    max_bytes: int
+
+    def open(self, file: StoredFile, fetch: Fetch) -> BinaryIO:
+        """A file for reading; it is fetched if it is not there.
+
+        Raises:
+            UsageError: it is larger than the cache, or the folder cannot be used.
+            MAEError: it cannot be written, or what `fetch` raises.
+        """
+        if (stream := self._trusted(file)) is not None:
+            return stream
+        self.check()
+        if file.num_bytes > self.max_bytes:
+            needed = -(-file.num_bytes // _GB)
+            raise UsageError(
+                f"{file.name} has {file.num_bytes / _GB:.3g} GB, and the cache may hold {self.max_bytes / _GB:.3g}; "
+                f"set {GIGABYTES} to {needed:.0f} or more"
+            )
+        try:
+            with self._locked(file.sha256):
+                return self._trusted(file) or self._verified(file) or self._fetched(file, fetch)
+        except OSError as error:
+            raise MAEError(
+                f"{file.name} cannot be kept in {self.root}: {error.strerror or error}; make room there, or set "
+                f"{FOLDER} to a folder elsewhere"
+            ) from error
+
+    def path(self, file: StoredFile, fetch: Fetch) -> Path:
+        """Where a file lies until others need its place; see `open`."""
+        self.open(file, fetch).close()
+        return self.root / file.sha256
+
+    def check(self) -> None:
+        """Make the folder, and make sure that nobody else can write there.
+
+        Raises:
+            UsageError: it cannot be made, or others own it or may write to it.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.root.stat()
+        except OSError as error:
+            raise UsageError(f"the cache {self.root} cannot be made: {error.strerror}; set {FOLDER}") from error
+        if not S_ISDIR(status.st_mode):
+            raise UsageError(f"the cache {self.root} is not a folder; set {FOLDER} to one")
+        if not hasattr(os, "geteuid"):  # Windows, where these say nothing
+            return
+        if status.st_uid != os.geteuid():
+            raise UsageError(f"the cache {self.root} belongs to another user; set {FOLDER} to a folder of your own")
+        if status.st_mode & 0o022:
+            raise UsageError(
+                f"others may write to the cache {self.root}, and what is read from it could be theirs; "
+                f"run 'chmod go-w {self.root}' if you trust what it holds, or set {FOLDER} to another folder"
+            )
+
+    def _trusted(self, file: StoredFile) -> BinaryIO | None:
+        """The entry, if it was checked since the machine started and not changed since."""
+        path = self.root / file.sha256
+        try:
+            stream: BinaryIO = path.open("rb", buffering=0)
+        except OSError:
+            return None
+        status = os.fstat(stream.fileno())
+        if status.st_size != file.num_bytes or status.st_mtime_ns != _started_ns():
+            stream.close()
+            return None
+        if time.time_ns() - status.st_atime_ns > _NOTED_SECONDS * 1_000_000_000:
+            _note_use(path)
+        return stream
+
+    def _verified(self, file: StoredFile) -> BinaryIO | None:
+        """The entry, once its content was read through; one that is damaged is removed."""
+        path = self.root / file.sha256
+        if not path.exists():
+            return None
+        with path.open("rb", buffering=0) as stream:
+            if os.fstat(stream.fileno()).st_size == file.num_bytes and _sha256(stream) == file.sha256:
+                _note_use(path)
+                return path.open("rb", buffering=0)
+        _log.warning("%s in the cache %s is damaged; it is fetched again", file.name, self.root)
+        path.unlink()
+        return None
+
+    def _fetched(self, file: StoredFile, fetch: Fetch) -> BinaryIO:
+        aside = self._reserved(file)
+        path = self.root / file.sha256
+        try:
+            with aside.open("r+b", buffering=0) as stream:
+                draft = Draft(file=file, stream=stream)
+                fetch(draft)
+                draft.check()
+            _note_use(aside)
+            with self._locked(_ROOM):  # who counts what there is must not count it twice, or not at all
+                aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        return path.open("rb", buffering=0)
+
+    def _reserved(self, file: StoredFile) -> Path:
+        """A new file aside, of the size that it will have, so that other processes count it."""
+        while True:
+            with self._locked(_ROOM):
+                if self._make_room(file):
+                    aside = self.root / f"{file.sha256}.{secrets.token_hex(8)}"
+                    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                    try:
+                        os.truncate(descriptor, file.num_bytes)
+                    finally:
+                        os.close(descriptor)
+                    return aside
+            time.sleep(_WAIT_SECONDS)  # what others are fetching takes the room
+
+    def _make_room(self, file: StoredFile) -> bool:
+        """Removes what killed processes left, then the entries used least recently until the file has room."""
+        entries = sorted(self._entries(), key=lambda entry: (entry.is_whole, entry.used_ns))
+        total = sum(entry.num_bytes for entry in entries)
+        for entry in entries:
+            if entry.is_whole and total + file.num_bytes <= self.max_bytes:
+                break
+            if self._removed(entry, file):
+                total -= entry.num_bytes
+        return total + file.num_bytes <= self.max_bytes
+
+    def _removed(self, entry: "_Entry", file: StoredFile) -> bool:
+        """Whether nobody holds the entry's lock, and it is gone; the lock of the file itself is this process's."""
+        if entry.sha256 == file.sha256:
+            entry.path.unlink(missing_ok=True)
+            return True
+        try:
+            with self._locked(entry.sha256, wait=False):
+                entry.path.unlink(missing_ok=True)
+        except Timeout:
+            return False
+        return True
+
+    def _entries(self) -> "Iterator[_Entry]":
+        for found in os.scandir(self.root):
+            if named := _KEPT.fullmatch(found.name):
+                with suppress(FileNotFoundError):  # another process made room, or finished
+                    status = found.stat()
+                    yield _Entry(
+                        path=Path(found.path),
+                        sha256=named[1],
+                        is_whole=named[2] is None,
+                        num_bytes=status.st_size,
+                        used_ns=status.st_atime_ns,
+                    )
+
+    @contextmanager
+    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Raises `Timeout` where another holds the lock and this one does not wait."""
+        folder = self.root / _LOCKS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with FileLock(folder / name, timeout=-1 if wait else 0, mode=0o600):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    path: Path
+    sha256: str
+    is_whole: bool
+    num_bytes: int
+    used_ns: int
+
+
+def user_cache() -> Cache:
+    """The cache that `OPENMAE_CACHE` and `OPENMAE_CACHE_GB` tell, by default `~/.cache/openmae` of 50 GB.
+
+    Raises:
+        UsageError: a size that is none, or a folder that cannot be used.
+    """
+    told = os.environ.get(GIGABYTES, "").strip() or str(_DEFAULT_GIGABYTES)
+    try:
+        gigabytes = float(told)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0 < gigabytes < 1e9:
+        raise UsageError(f"{GIGABYTES} is {told!r}; expected a number above 0, such as 50")
+    found = Cache(root=_folder(), max_bytes=int(gigabytes * _GB))
+    found.check()
+    return found
+
+
+def _folder() -> Path:
+    try:
+        if told := os.environ.get(FOLDER, "").strip():
+            return Path(told).expanduser().absolute()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "openmae"
+    except RuntimeError as error:
+        raise UsageError(f"there is no home folder to keep fetched files in; set {FOLDER} to a folder") from error
+
+
+@cache
+def _started_ns() -> int:
+    """When the machine started, in whole seconds, which every file system can keep."""
+    return int(psutil.boot_time()) * 1_000_000_000
+
+
+def _note_use(path: Path) -> None:
+    """Of an entry that was checked; its place in the order of use, and that it may be trusted."""
+    with suppress(FileNotFoundError):  # it had to make room meanwhile
+        os.utime(path, ns=(time.time_ns(), _started_ns()))
+
+
+def _sha256(stream: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
