@@ -83,7 +83,8 @@ class PretrainConfig:
     """
 
     source: Annotated[str, tyro.conf.Positional] = ""
-    """Images: a folder, a list file, a .zip, builtin:photos, builtin:digits, cifar10, stl10 or imagenet."""
+    """Images: a folder, a list file, a .zip, a pack ('mae pack') or its URL, tars, hf:NAME, hf-stream:NAME,
+    builtin:photos, builtin:digits, cifar10, stl10 or imagenet."""
     recipe: str = "default"
     """Where the defaults come from: a name of 'mae list recipes', or a run's config.json."""
     out: Annotated[Path | None, shown("a new one under runs/", "DIR")] = None
@@ -182,7 +183,7 @@ class PretrainConfig:
     shard: bool = False
     """Divide weights and averages among the processes (FSDP2): for ViT-Huge and beyond."""
     recompute: bool = False
-    """Compute blocks again in the backward pass instead of keeping what they computed: less memory, a third more time."""
+    """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
     workers: Annotated[int | None, shown("by device and data", "W")] = None
     """Processes that load images."""
     seed: int = 0

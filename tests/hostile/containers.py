@@ -1,10 +1,12 @@
-"""Folders, lists and zip archives: what stands in for a file, leads elsewhere or lies about its size."""
+"""Folders, lists, zip and tar archives: what stands in for a file, leads elsewhere or lies about its size."""
 
+import gzip
 import io
 import os
 import socket
 import stat
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -101,6 +103,53 @@ def _overlapping(number: int) -> bytes:
     return good[:start] + entries + tail
 
 
+def tarred(files: list[tuple[str | tarfile.TarInfo, bytes]], form: int = tarfile.GNU_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for name, data in files:
+            member = tarfile.TarInfo(name) if isinstance(name, str) else name
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def tars() -> list[tuple[str, bytes, Verdict, str]]:
+    """Tars by name, with the verdict on each; tests/data/test_webdataset.py has more."""
+    good = tarred([("a.png", picture())])
+
+    def member(kind: bytes, size: int = 0, **fields: object) -> tarfile.TarInfo:
+        found = tarfile.TarInfo("a.png")
+        found.type, found.size = kind, size
+        for name, value in fields.items():
+            setattr(found, name, value)
+        return found
+
+    def claiming(kind: bytes, size: int) -> bytes:
+        return member(kind, size).tobuf(tarfile.GNU_FORMAT) + bytes(3 << 20)
+
+    nested = [(member(tarfile.XHDTYPE), b"11 comment=") for _ in range(20_000)]
+    return [
+        ("tar", good, "ok", "1 of 1"),
+        ("tar of ../ names", tarred([("../../up.png", picture())]), "refused", "no images"),
+        ("tar of absolute names", tarred([("/up.png", picture())]), "refused", "no images"),
+        ("tar with a link", tarred([(member(tarfile.SYMTYPE, linkname="/etc/passwd"), b"")]), "refused", "no images"),
+        ("tar with a device", tarred([(member(tarfile.CHRTYPE), b"")]), "refused", "no images"),
+        ("tar with a sparse file", claiming(tarfile.GNUTYPE_SPARSE, 1 << 40), "refused", "sparse file"),
+        ("tar of one name twice", tarred([("a.png", picture(1)), ("a.png", picture(2))]), "ok", "2 of 2"),
+        ("tar that claims 1 TB", claiming(tarfile.REGTYPE, 1 << 40), "refused", "claims"),
+        ("tar of a name of 1 TB", claiming(tarfile.GNUTYPE_LONGNAME, 1 << 40), "refused", "claims"),
+        ("tar of a header of 2 MB", claiming(tarfile.XHDTYPE, 2 << 20), "refused", "claims"),
+        ("tar of 20,000 headers of headers", tarred(nested), "refused", "no line of a pax header"),
+        ("tar of a wrong checksum", good[:10] + b"x" + good[11:], "refused", "checksum"),
+        ("tar cut", good[:600], "refused", "claims"),
+        ("tar of nothing", b"", "refused", "no images"),
+        ("tar that is a zip", zipped([("a.png", picture())]), "refused", "cut short|whole tar"),
+        ("tar that is compressed", gzip.compress(good), "refused", "compressed by gzip"),
+        ("tar in a tar", tarred([("inner.tar", good)]), "refused", "no images"),
+        ("tar in a tar, called png", tarred([("inner.png", good)]), "refused", "starts with"),
+    ]
+
+
 def lists(folder: Path) -> list[tuple[str, bytes, Verdict, str]]:
     """Lists beside the picture `a.png`."""
     here = str(folder / "a.png").encode()
@@ -128,12 +177,12 @@ def cases(folder: Path) -> list[Case]:
     def add(name: str, path: Path, verdict: Verdict, why: str) -> None:
         found.append(Case(name=name, path=path, reader="source", verdict=verdict, why=why))
 
-    for kind, suffix in ((archives(), "zip"), (lists(folder), "txt")):
+    for kind, suffix in ((archives(), "zip"), (tars(), "tar"), (lists(folder), "txt")):
         for number, (name, data, verdict, why) in enumerate(kind):
             path = folder / f"{number}.{suffix}"
             path.write_bytes(data)
             add(name, path, verdict, why)
-    for suffix in ("zip", "txt"):
+    for suffix in ("zip", "tar", "txt"):
         os.mkfifo(folder / f"pipe.{suffix}")
         add(f"pipe called .{suffix}", folder / f"pipe.{suffix}", "refused", "not a source of images")
         (folder / f"zero.{suffix}").symlink_to("/dev/zero")

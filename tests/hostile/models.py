@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from mae.models.config import ModelConfig
 from mae.models.storage import model_metadata
 from mae.models.zoo import build_model
-from mae.training.checkpoint import write_checkpoint
+from mae.training.checkpoint import commit, stage, take_snapshot
 
 SMALL = ModelConfig(
     img_size=(8, 8), patch_size=(4, 4), embed_dim=8, depth=1, num_heads=2, decoder_embed_dim=8, decoder_depth=1,
@@ -177,9 +177,9 @@ def _checkpoints(folder: Path) -> list[tuple[str, Path, Verdict, str]]:
     optimizer = torch.optim.AdamW(model.parameters())
 
     def written(number: int) -> Path:
-        return write_checkpoint(
-            folder / f"checkpoint {number}", step=1, module=model, optimizer=optimizer, state={}, metadata={}
-        )
+        place = folder / f"checkpoint {number}"
+        stage(place, take_snapshot(model, optimizer), step=1, state={}, metadata={})
+        return commit(place, 1)
 
     found: list[tuple[str, Path, Verdict, str]] = [("checkpoint", written(0), "ok", "")]
     told = json.loads((found[0][1] / "manifest.json").read_text())

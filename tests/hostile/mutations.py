@@ -85,6 +85,7 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "image": pictures,
         "zip": [*archives, containers.zipped(two, stored), containers.zipped(two, deflated)],
+        "tar": [data for _, data, _, _ in containers.tars() if len(data) < 20_000],
         "list": [b"a.png\n../list/a.png\n# a comment\n\nb.png\r\n", b"\xef\xbb\xbfa.png\n", b"/dev/zero\n"],
         "names": [b"red\ngreen\nblue\n", b"\xef\xbb\xbfB02\r\nB03\r\n\r\nB04\r\n", b"a\na\n"],
         "config": [*options, json.dumps(_every_option()).encode()],
@@ -126,6 +127,7 @@ class Desk:
         self._places = {
             "image": ("image", "image.bin", ""),
             "zip": ("source", "archive.zip", ""),
+            "tar": ("source", "archive.tar", ""),
             "list": ("source", "list/list.txt", ""),
             "names": ("source", "named/channels.txt", "named"),
             "config": ("config", "config.json", ""),

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from hostile.corpus import Case, write_corpus
 
-WARM_UP = ("png", "tiff bands, deflate", "webp", "jpeg", "zip", "config", "model", "checkpoint", "features")
+WARM_UP = ("png", "tiff bands, deflate", "webp", "jpeg", "zip", "tar", "config", "model", "checkpoint", "features")
 """Read once before the limit holds, so that it counts no imports."""
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="limits are set as Linux has them")]
 
 
 class Judged:
     """The cases, and of each by name: `ok`, `refused`, `crashed` or `hung`, and what was said."""
+
+    SETTINGS = {"OMP_NUM_THREADS": "1", "OPENMAE_CACHE": "/dev/null/none"}  # nothing is kept of what is read
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,7 +33,7 @@ class Judged:
         }
         (root / "cases.json").write_text(json.dumps(asked))
         command = [sys.executable, str(Path(__file__).with_name("judge.py")), str(root / "cases.json")]
-        done = subprocess.run(command, capture_output=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(command, capture_output=True, timeout=200, env={**os.environ, **self.SETTINGS})
         self.exit = done.returncode
         self.words = done.stderr.decode(errors="replace")[-2000:]
         (root / "cases.json").unlink()

@@ -170,9 +170,9 @@ def open_folder(root: Path, *, name: str) -> FileSource:
     Raises:
         UsageError: no images.
     """
-    found = sorted(_walk(root))
-    images = [file for file in found if _is_image(file[0])]
-    _check_any(images, [file[0] for file in found], name=name)
+    found = sorted(walk(root))
+    images = [file for file in found if is_image(file[0])]
+    check_any(images, [file[0] for file in found], name=name)
     return _file_source(images, name=name, kind="folder", root=root)
 
 
@@ -288,8 +288,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     # Reading a member may raise zlib's own error.
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
-    images = [member for member in members if _is_visible(member.filename) and _is_image(member.filename)]
-    _check_any(images, [m.filename for m in members if _is_visible(m.filename)], name=name)
+    images = [member for member in members if is_visible(member.filename) and is_image(member.filename)]
+    check_any(images, [m.filename for m in members if is_visible(m.filename)], name=name)
     if any(member.flag_bits & 1 for member in images):
         raise UsageError(f"{name} is encrypted; expected a zip without a password")
     table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images]
@@ -322,7 +322,7 @@ def _names_in(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo], *, n
         return _channel_names(file.read(_MAX_NAMES_BYTES + 1), name=f"{name}/{member.filename}")
 
 
-def _walk(root: Path) -> Iterator[tuple[str, int, int]]:
+def walk(root: Path) -> Iterator[tuple[str, int, int]]:
     """Path, size in bytes and time of the last change in nanoseconds of each file."""
     seen, open_folders = {_identity(root)}, [("", _entries(root))]
     while open_folders:  # no recursion: folders may be nested deeper than Python calls
@@ -349,7 +349,7 @@ def _walk(root: Path) -> Iterator[tuple[str, int, int]]:
 def _entries(folder: Path) -> "Iterator[os.DirEntry[str]]":
     """What is visible in a folder, sorted by name."""
     try:
-        entries = [entry for entry in os.scandir(folder) if _is_visible(entry.name)]
+        entries = [entry for entry in os.scandir(folder) if is_visible(entry.name)]
     except OSError as error:
         raise UsageError(f"{folder} cannot be listed: {error.strerror}") from error
     return iter(sorted(entries, key=lambda entry: entry.name))
@@ -360,15 +360,27 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_visible(path: str) -> bool:
+def is_visible(path: str) -> bool:
+    """Whether neither the file nor a folder above it is hidden or macOS's own."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
-def _is_image(path: str) -> bool:
+def is_image(path: str) -> bool:
+    """Whether the name is an image's by its end."""
     return path.lower().endswith(EXTENSIONS)
 
 
-def _check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> None:
+def check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> None:
+    """Refuses what holds no images, and tells what it holds instead.
+
+    Args:
+        images: what was found.
+        paths: all files that were looked at.
+        name: what the user called it.
+
+    Raises:
+        UsageError: no images.
+    """
     if images:
         return
     found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)

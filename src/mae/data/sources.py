@@ -13,7 +13,16 @@ from mae.data.base import LabelledSplit as LabelledSplit
 from mae.data.base import Source as Source
 from mae.data.base import check_classes, check_divisible, check_parts, hold_out
 from mae.data.files import FileSource, ZipSource, open_folder, open_list, open_zip
+from mae.data.huggingface import DOWNLOADED, STREAMED, RowSource, absolute_rows, open_rows
+from mae.data.pack_format import MANIFEST, WORKING
+from mae.data.packed import PackSource, open_pack
+from mae.data.remote import is_url, open_remote
+from mae.data.storage import LocalStorage, Storage
+from mae.data.webdataset import TarSource, expanded, is_compressed, open_tars, tars_below
 from mae.errors import UsageError
+
+Files = FileSource | ZipSource | PackSource | TarSource | RowSource
+"""Sources whose images have names, with directories that may tell parts and classes."""
 
 KNOWN = ("cifar10", "stl10", "imagenet", "builtin:photos", "builtin:digits")
 _WITH_PARTS = tuple(known for known in KNOWN if known != "imagenet")  # the others are files of the user's
@@ -28,7 +37,8 @@ def open_source(spec: str, *, data_root: Path) -> Source:
     test part stays unseen.
 
     Args:
-        spec: a folder, a `.txt` list of paths, a `.zip`, or one of `KNOWN`.
+        spec: a folder of images or tars, a pack or its URL, a `.txt` list of paths, a `.zip`, a `.tar` or a pattern of
+            several, a Hugging Face set after `hf:` or `hf-stream:`, or one of `KNOWN`.
         data_root: where known data sets lie or are downloaded to.
 
     Raises:
@@ -44,6 +54,25 @@ def open_source(spec: str, *, data_root: Path) -> Source:
     if spec == "stl10":
         return arrays.stl10(data_root, part="unlabeled")[0]
     return _training_part(_open_files(spec, data_root))
+
+
+def open_whole(spec: str, *, data_root: Path) -> Source | LabelledData:
+    """All images there are, with the parts that `open_source` leaves out; what `mae pack` packs.
+
+    Args:
+        spec: see `open_source`.
+        data_root: see `open_source`.
+
+    Returns:
+        Both labelled parts of `cifar10` and `builtin:digits`; else one source.
+
+    Raises:
+        UsageError: as `open_source`.
+        MAEError: as `open_source`.
+    """
+    if spec in ("cifar10", "builtin:digits"):
+        return _known(spec, data_root)
+    return open_source(spec, data_root=data_root) if spec in _WITH_PARTS else _open_files(spec, data_root)
 
 
 def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> LabelledData:
@@ -72,8 +101,7 @@ def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> Lab
     if spec in _WITH_PARTS:
         return _known(spec, data_root)
     source = _open_files(spec, data_root)
-    directories = _directories(source)
-    if all(_within(directories, tops).any() for tops in (_TRAIN, _TEST)):
+    if all(_inside(source, tops).any() for tops in (_TRAIN, _TEST)):
         return _two_parts(source, source)
     return _held_out(source)
 
@@ -88,8 +116,15 @@ def open_held_out(spec: str, *, data_root: Path) -> Source:
     if spec in _WITH_PARTS:
         return open_labelled(spec, data_root=data_root).test.source
     source = _open_files(spec, data_root)
-    inside = np.flatnonzero(_within(_directories(source), _TEST))
+    inside = np.flatnonzero(_inside(source, _TEST))
     return source.take(inside, f"test part, {len(inside):,} files") if len(inside) else source
+
+
+def absolute_source(spec: str) -> str:
+    """A source by a name that means the same from every folder; names of known sets stay names."""
+    if not spec or spec in KNOWN or is_url(spec):
+        return spec
+    return absolute_rows(spec) if spec.startswith((DOWNLOADED, STREAMED)) else str(Path(spec).resolve())
 
 
 def _known(spec: str, data_root: Path) -> LabelledData:
@@ -119,7 +154,12 @@ def _note(train: LabelledSplit, test: LabelledSplit) -> str:
     return f"{len(train.source):,} training and {len(test.source):,} test images"
 
 
-def _open_files(spec: str, data_root: Path) -> FileSource | ZipSource:
+def _open_files(spec: str, data_root: Path) -> Files:
+    if spec.startswith((DOWNLOADED, STREAMED)):
+        return open_rows(spec)
+    if is_url(spec):
+        storage = open_remote(spec)
+        return open_pack(storage, storage.place)  # not by what was typed, which may hold a password
     path = data_root / "imagenet" if spec == "imagenet" else Path(spec)
     try:
         return _opened(spec, path)
@@ -127,9 +167,28 @@ def _open_files(spec: str, data_root: Path) -> FileSource | ZipSource:
         raise UsageError(f"{spec} cannot be opened: {error.strerror or error}") from error
 
 
-def _opened(spec: str, path: Path) -> FileSource | ZipSource:
+def stored(spec: str) -> Storage:
+    """Where the files of a pack lie.
+
+    Raises:
+        UsageError: nothing of that name.
+    """
+    if is_url(spec):
+        return open_remote(spec)
+    if not Path(spec).is_dir():
+        raise UsageError(_missing(spec, Path(spec)))
+    return LocalStorage(root=Path(spec))
+
+
+def _opened(spec: str, path: Path) -> Files:
+    if (path / MANIFEST).is_file():
+        return open_pack(LocalStorage(root=path), spec)
+    if (path / WORKING).is_dir():
+        raise UsageError(f"{spec} is an unfinished pack; give the same 'mae pack' again, which goes on where it was")
     if path.is_dir():
-        return open_folder(path, name=spec)
+        return _opened_folder(spec, path)
+    if not path.exists() and "{" in spec:
+        return open_tars(expanded(spec), name=spec)
     if not path.exists():
         raise UsageError(_missing(spec, path))
     # Opening a pipe would wait for someone to write into it.
@@ -137,10 +196,21 @@ def _opened(spec: str, path: Path) -> FileSource | ZipSource:
         return open_zip(path, name=spec)
     if path.is_file() and path.suffix.lower() == ".txt":
         return open_list(path, name=spec)
+    if path.is_file() and (path.suffix.lower() == ".tar" or is_compressed(path.name)):
+        return open_tars([path], name=spec)
     raise UsageError(
-        f"{spec} is a file, not a source of images; expected a folder, a .zip, a .txt list of paths, "
+        f"{spec} is a file, not a source of images; expected a folder, a .zip, a .tar, a .txt list of paths, "
         f"or one of {', '.join(KNOWN)}"
     )
+
+
+def _opened_folder(spec: str, path: Path) -> Files:
+    try:
+        return open_folder(path, name=spec)
+    except UsageError:
+        if tars := tars_below(path):
+            return open_tars(tars, name=spec)
+        raise
 
 
 def _missing(spec: str, path: Path) -> str:
@@ -152,11 +222,26 @@ def _missing(spec: str, path: Path) -> str:
     return f"{spec} does not exist; {hint}"
 
 
-def _directories(source: FileSource | ZipSource) -> list[list[str]]:
-    """Each item's directories from the top; a zip's one common top folder is looked through."""
+def directories_of(source: Files) -> list[list[str]]:
+    """Each item's directories from the top, with its class where that is told beside the image.
+
+    Raises:
+        UsageError: a class that cannot be read.
+    """
+    directories = _folders_of(source)
+    classes = source.classes() if isinstance(source, TarSource) else None
+    if classes is None:
+        return directories
+    inside = _within(directories, (*_TRAIN, *_TEST))
+    parts = [above[:1] if within else [] for above, within in zip(directories, inside, strict=True)]
+    return [[*part, each] for part, each in zip(parts, classes, strict=True)]
+
+
+def _folders_of(source: Files) -> list[list[str]]:
+    """The directories in each item's name; a zip's or tar's one common top folder is looked through."""
     parts = [name.split("/") for name in source.names]
     tops = {part[0] for part in parts}
-    wrapped = isinstance(source, ZipSource) and len(tops) == 1 and all(len(part) > 1 for part in parts)
+    wrapped = isinstance(source, ZipSource | TarSource) and len(tops) == 1 and all(len(part) > 1 for part in parts)
     if wrapped and not tops & {*_TRAIN}:
         parts = [part[1:] for part in parts]
     return [part[:-1] for part in parts]
@@ -166,33 +251,40 @@ def _within(directories: list[list[str]], tops: tuple[str, ...]) -> np.ndarray:
     return np.array([bool(above) and above[0].lower() in tops for above in directories])
 
 
-def _training_part(source: FileSource | ZipSource) -> Source:
-    directories = _directories(source)
-    inside = _within(directories, _TRAIN)
+def _inside(source: Files, tops: tuple[str, ...]) -> np.ndarray:
+    """Whether each item belongs to one of the parts `tops`; no class is read for that."""
+    return source.within(tops) if isinstance(source, RowSource) else _within(_folders_of(source), tops)
+
+
+def _training_part(source: Files) -> Source:
+    inside = _inside(source, _TRAIN)
     if not inside.any() or inside.all():
         return source
-    others = Counter(above[0] + "/" if above else "top level" for above in directories)
+    if isinstance(source, RowSource):
+        return source.take(np.flatnonzero(inside), f"train split, {source.note}")
+    others = Counter(above[0] + "/" if above else "top level" for above in _folders_of(source))
     left_out = ", ".join(f"{top} ({n:,} files)" for top, n in sorted(others.items()) if top.lower() != "train/")
     kept = np.flatnonzero(inside)
     return source.take(kept, f"train/ only, {len(kept):,} files; left out: {left_out}")
 
 
-def _classified(source: FileSource | ZipSource, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
+def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
     """The numbers of the files below the top folders `tops`, or of all where there are none, and their classes."""
-    directories = _directories(source)
+    directories = directories_of(source)
     inside = _within(directories, tops)
     if inside.any():
         directories = [above[1:] for above in directories]
     used = np.flatnonzero(inside) if inside.any() else np.arange(len(source))
     flat = [int(index) for index in used if not directories[index]]
     if flat:
+        wanted = "a ClassLabel column" if isinstance(source, RowSource) else "class/image.jpg"
         raise UsageError(
-            f"{source.name} has no class folders: {source.item_name(flat[0])} lies in none; expected class/image.jpg"
+            f"{source.name} has no class folders: {source.item_name(flat[0])} lies in none; expected {wanted}"
         )
     return used, [directories[index][0] for index in used]
 
 
-def _two_parts(source: FileSource | ZipSource, test_source: FileSource | ZipSource) -> LabelledData:
+def _two_parts(source: Files, test_source: Files) -> LabelledData:
     (used, classes), (test_used, test_classes) = _classified(source, _TRAIN), _classified(test_source, _TEST)
     class_names = sorted(set(classes))
     check_classes(class_names, name=source.name)
@@ -202,7 +294,7 @@ def _two_parts(source: FileSource | ZipSource, test_source: FileSource | ZipSour
     return LabelledData(train=train, test=test, class_names=tuple(class_names), note=_note(train, test))
 
 
-def _held_out(source: FileSource | ZipSource) -> LabelledData:
+def _held_out(source: Files) -> LabelledData:
     used, classes = _classified(source, _TRAIN)
     class_names = sorted(set(classes))
     check_classes(class_names, name=source.name)
@@ -220,5 +312,5 @@ def _numbered(classes: list[str], class_names: list[str]) -> np.ndarray:
     return np.array([number[name] for name in classes])
 
 
-def _files_split(source: FileSource | ZipSource, used: np.ndarray, labels: np.ndarray, part: str) -> LabelledSplit:
+def _files_split(source: Files, used: np.ndarray, labels: np.ndarray, part: str) -> LabelledSplit:
     return _split(source.take(used, f"{part} part, {len(used):,} files"), labels)
