@@ -194,6 +194,32 @@ def test_images_in_blocks_come_in_their_own_order_however_it_is_divided(numbers)
     assert set(torch.searchsorted(bounds, read, right=True).tolist()) <= set(stretch.blocks)
 
 
+@pytest.mark.parametrize(("accumulate", "start"), [(1, 0), (2, 1), (2, 3)])
+def test_blocks_are_brought_near_before_their_images_are_read(monkeypatch: pytest.MonkeyPatch, accumulate, start):
+    """And the next ones meanwhile; what is read was asked for."""
+    images, told, read = block_set(), [], []
+    bounds = torch.from_numpy(Blocks.block_sizes).cumsum(0)
+    load = Blocks.load
+
+    def noted(self: Blocks, index: int) -> np.ndarray:
+        read.append((len(told), int(torch.searchsorted(bounds, torch.tensor(index), right=True))))
+        return load(self, index)
+
+    monkeypatch.setattr(Blocks, "load", noted)
+    monkeypatch.setattr(
+        Blocks, "bring_near", lambda self, *asked, **then: told.append((*asked, *then.values())), raising=False
+    )
+    steps = 5
+    taken(loader(images, accumulate=accumulate), steps * accumulate, start_step=start)
+    expected = [
+        stretch.blocks
+        for stretch in itertools.islice(loader(images, accumulate=accumulate).order().stretches(start), 8)
+    ]
+    assert [now for now, _ in told] == expected[: len(told)] and len(told) > 1
+    assert [later for _, later in told] == expected[1 : len(told) + 1]
+    assert all(calls and block in told[calls - 1][0] for calls, block in read)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_labels_looked_up_by_what_is_shown_are_right(tree, workers):
     """A broken file on the disk: each image's brightness is its label."""

@@ -75,6 +75,26 @@ def test_the_parts_of_a_pack_keep_their_blocks(folder):
     assert source.take(np.arange(0), "none").block_sizes.tolist() == []
 
 
+class Far(LocalStorage):
+    """A folder that notes what is asked to be near."""
+
+    def prefetch(self, files):
+        self.__dict__.setdefault("asked", []).append([file.name for file in files])
+
+
+def test_blocks_are_their_tars_where_some_shards_have_no_image_left(folder):
+    storage = Far(root=folder)
+    source = open_pack(storage, "a pack")
+    kept = np.flatnonzero(source.shards != 1)  # none of the second shard
+    part = source.take(kept, "part")
+    assert part.block_sizes.tolist() == [3, 3, 1]
+    part.bring_near([2, 1], then=[0])
+    assert storage.__dict__["asked"] == [["shard-000003.tar", "shard-000002.tar", "shard-000000.tar"]]
+    (folder / "shard-000002.tar").unlink()
+    with pytest.raises(MAEError, match="shard-000002.tar"):
+        part.bring_near([1], then=[])
+
+
 def test_probing_reads_no_tar(folder):
     source = opened(folder)
     for tar in folder.glob("*.tar"):

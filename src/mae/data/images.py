@@ -108,6 +108,21 @@ class ImageSet:
         """
         return _sample(self._source, seed, epoch, count)
 
+    def bring_near(self, blocks: Sequence[int], *, then: Sequence[int]) -> None:
+        """Have some blocks on this machine before they are read, if they have to come from elsewhere.
+
+        Args:
+            blocks: numbers of those that are about to be read.
+            then: of those that come after them.
+
+        Raises:
+            MAEError: they cannot be had.
+        """
+        # Not of the protocol, since the images of most sources are where they are.
+        bring_near = getattr(self._source, "bring_near", None)
+        if bring_near is not None and not self.in_memory:
+            bring_near(blocks, then=then)
+
     @property
     def in_memory(self) -> bool:
         """Whether all images lie decoded in memory."""

@@ -183,7 +183,7 @@ class TrainingLoader:
         return DataLoader(
             Crops(images=self.images, numbers=numbers, img_size=self.img_size, augmentation=self.augmentation),
             batch_size=None,
-            sampler=_From(self.order(), start_step),
+            sampler=_From(self.order(), start_step, self.images),
             num_workers=self.workers,
             timeout=_TIMEOUT_SECONDS if self.workers else 0,
             # It draws a seed for its workers, which need none; the caller's generator must not move.
@@ -233,11 +233,17 @@ def _end_with_parent() -> None:
 class _From(Sampler[tuple[list[int], list[int]]]):
     """The order from a step on, each micro-batch in pieces, in the form a DataLoader takes."""
 
-    def __init__(self, order: RankOrder, start_step: int) -> None:
-        self._order, self._start_step = order, start_step
+    def __init__(self, order: RankOrder, start_step: int, images: ImageSet) -> None:
+        self._order, self._start_step, self._images = order, start_step, images
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
-        for ids, keys in self._order.from_step(self._start_step):
+        stretches = self._order.stretches(self._start_step)
+        upcoming = next(stretches, None)
+        for number, (ids, keys) in enumerate(self._order.from_step(self._start_step)):
+            if upcoming is not None and self._start_step + number // self._order.accumulate == upcoming.step:
+                # Here and not where they load: workers that are silent for two minutes count as hanging.
+                needed, upcoming = upcoming, next(stretches)
+                self._images.bring_near(needed.blocks, then=upcoming.blocks)
             for start in range(0, len(ids), _PIECE):
                 yield ids[start : start + _PIECE], keys[start : start + _PIECE]
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,8 +60,26 @@ class PackSource:
     @property
     def block_sizes(self) -> np.ndarray:
         """How many images lie in the same shard, for each shard in order; shards without an image are not told."""
-        ends = np.flatnonzero(np.diff(self.shards, append=-1)) + 1
-        return np.diff(ends, prepend=0)
+        return np.diff(self._ends, prepend=0)
+
+    @property
+    def _ends(self) -> np.ndarray:
+        return np.flatnonzero(np.diff(self.shards, append=-1)) + 1
+
+    def bring_near(self, blocks: Sequence[int], *, then: Sequence[int]) -> None:
+        """Have the tars of some blocks on this machine, and begin to fetch those of others.
+
+        Args:
+            blocks: numbers of those that are about to be read, as `block_sizes` counts them.
+            then: of those that come after them.
+
+        Raises:
+            MAEError: a tar cannot be had.
+        """
+        now, later = ([self.tars[self.shards[self._ends[block] - 1]] for block in each] for each in (blocks, then))
+        self.storage.prefetch([*now, *later])
+        for tar in now:
+            self.storage.local(tar)
 
     def item_name(self, index: int) -> str:
         """The pack and the member, for messages."""

@@ -1,6 +1,7 @@
 """Where the files of a pack lie: in a folder here, or behind a URL; read whole, in parts, or as a local file."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
@@ -54,6 +55,10 @@ class Storage(Protocol):
 
     def part(self, file: StoredFile, offset: int, length: int) -> bytes:
         """`length` bytes of a file from `offset` on, never fewer; raises `MAEError` if they cannot be had."""
+        ...
+
+    def prefetch(self, files: Iterable[StoredFile]) -> None:
+        """Begin to bring files near, in this order, and return at once."""
         ...
 
 
@@ -124,6 +129,9 @@ class LocalStorage:
         if len(data) != length:
             raise MAEError(f"{path} ends early: {len(data):,} of {length:,} bytes from {offset:,} on are there")
         return data
+
+    def prefetch(self, files: Iterable[StoredFile]) -> None:
+        """They are as near as they can be."""
 
 
 def check_stored_name(name: str) -> None:

@@ -137,15 +137,15 @@ def refuse(diagnosis: Diagnosis) -> None:
 
 
 def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
-    config = prepared.config
+    config, numbers = prepared.config, prepared.near(_IMAGES)
     loader = TrainingLoader(
         images=prepared.images,
-        batch_size=min(_IMAGES, len(prepared.kept)),
+        batch_size=min(_IMAGES, len(numbers)),
         accumulate=1,
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=0,
-        numbers=prepared.kept,
+        numbers=numbers,
     )
     raw = next(loader.iterate(0))
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())

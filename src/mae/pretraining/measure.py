@@ -151,7 +151,7 @@ class _Step:
 
 def _crops(prepared: Prepared) -> tuple[Tensor, Tensor]:
     """The first crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
-    batch_size = min(_CROPS, len(prepared.kept))
+    batch_size = min(_CROPS, len(prepared.near(_CROPS)))
     with closing(_loader(prepared, batch_size=batch_size, workers=0).iterate(0)) as batches:
         raw = next(batches)
     return raw.images, raw.keys
@@ -165,7 +165,7 @@ def _loader(prepared: Prepared, *, batch_size: int, workers: int) -> TrainingLoa
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=workers,
-        numbers=prepared.kept,
+        numbers=prepared.near(_CROPS),
         pin_memory=prepared.device.type == "cuda",
     )
 

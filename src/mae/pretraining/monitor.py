@@ -17,6 +17,7 @@ from mae.data.augmentation import Augmentation, central_crop
 from mae.data.crops import Crops
 from mae.data.images import load_images
 from mae.data.loaders import normalise
+from mae.data.order import Numbers
 from mae.data.sources import LabelledSplit, open_labelled
 from mae.errors import MAEError, UsageError
 from mae.evaluation.knn import knn_rank
@@ -139,17 +140,9 @@ class _HeldOut:
 
     def __init__(self, prepared: Prepared, model: MaskedAutoencoder) -> None:
         self._prepared, self._model = prepared, model
-        self._held_out, self._trained = self._some(prepared.held_out), self._some(self._among_trained())
+        self._held_out, self._trained = self._some(prepared.held_out), self._some(prepared.near(2 * _HELD_OUT_IMAGES))
 
-    def _among_trained(self) -> Int64[Tensor, " n"]:
-        """Images that are trained on: all of them, or of images in blocks those of the blocks that are looked at."""
-        prepared = self._prepared
-        if prepared.images.block_sizes is None:
-            return prepared.trained
-        near = prepared.images.sample(prepared.config.seed, FIXED_EPOCH, 2 * _HELD_OUT_IMAGES + len(prepared.held_out))
-        return near[~torch.isin(near, prepared.held_out)].sort().values
-
-    def _some(self, numbers: Int64[Tensor, " all"]) -> tuple[_Pixels, Int64[Tensor, " n"]]:
+    def _some(self, numbers: Numbers) -> tuple[_Pixels, Int64[Tensor, " n"]]:
         """Central crops, and the keys of their masks."""
         images, seed = self._prepared.images, self._prepared.config.seed
         order = numbers[permutation(seed, FIXED_EPOCH, len(numbers))].tolist()

@@ -147,7 +147,8 @@ def _on_device(prepared: Prepared, loader: TrainingLoader, step: int) -> Iterato
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
-    size = min(_YARDSTICK_BATCH, len(prepared.kept))
+    numbers = prepared.near(_YARDSTICK_IMAGES)
+    size = min(_YARDSTICK_BATCH, len(numbers))
     loader = TrainingLoader(
         images=prepared.images,
         batch_size=size,
@@ -155,7 +156,7 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=0,
-        numbers=prepared.kept,
+        numbers=numbers,
     )
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
     pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)

@@ -14,7 +14,7 @@ from torch import Tensor
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
-from mae.data.order import AllBut
+from mae.data.order import AllBut, Numbers
 from mae.data.sources import absolute_source, open_source
 from mae.errors import UsageError
 from mae.masking.random import RandomMasking
@@ -81,6 +81,13 @@ class Prepared:
         """Numbers of the images that are not trained on; of images in blocks those of few blocks, as all are read."""
         count = num_held_out(self.config, len(self.images))
         return self.images.sample(_HELD_OUT_SEED, FIXED_EPOCH, count).sort().values
+
+    def near(self, count: int) -> Numbers:
+        """Images that are trained on, `count` or more: of images in blocks those of few blocks, else all of them."""
+        if self.images.block_sizes is None:
+            return self.kept
+        found = self.images.sample(_HELD_OUT_SEED, FIXED_EPOCH, count + len(self.held_out))
+        return found[~torch.isin(found, self.held_out)].sort().values
 
     @property
     def part_size(self) -> int:
