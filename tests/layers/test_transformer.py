@@ -59,3 +59,21 @@ def test_linears_start_xavier_uniform_the_fused_one_as_one_matrix() -> None:
         assert layer.bias.abs().max() == 0
     for norm in (block.norm1, block.norm2):
         assert (norm.weight == 1).all() and (norm.bias == 0).all()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_blocks_that_are_computed_again_give_the_same_gradients(grad: bool) -> None:
+    torch.manual_seed(0)
+    blocks = make_blocks(dim=12, depth=3, num_heads=2, mlp_ratio=2.0)
+    calls: list[int] = []
+    blocks[1].mlp.register_forward_pre_hook(lambda *given: calls.append(1))
+    x, found = torch.randn(2, 5, 12), []
+    for blocks.recompute in (False, True):
+        blocks.zero_grad()
+        with torch.set_grad_enabled(grad):
+            output = blocks(x)
+        if grad:
+            output.square().sum().backward()
+        found.append([output.detach(), *(weight.grad for weight in blocks.parameters() if weight.grad is not None)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 30 * grad
+    assert len(calls) == 2 + grad  # one more only where gradients need it

@@ -53,6 +53,7 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--statistics", "imagenet"], "for 3 channels, these images have 1"),
         (["builtin:digits", "--recipe", "cifra10"], "unknown recipe 'cifra10'; nearest: cifar10"),
         (["builtin:digits", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU"),
+        (["builtin:digits", "--gpus", "0", "--device", "cpu"], "--gpus is 0"),
         (["builtin:digits", "--patch-size", "1"], "one value"),
     ],
 )

@@ -1,0 +1,83 @@
+"""What `--gpus` refuses and starts; that its processes train is in tests/pretraining/test_resume.py."""
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from mae.cli import launch, main
+from mae.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        ("photos --gpus 2 --lr 1", "photos --lr 1"),
+        ("--gpus=8 photos", "photos"),
+        ("photos --lr 1 --gpus 3", "photos --lr 1"),
+        ("photos --lr 1", "photos --lr 1"),
+    ],
+)
+def test_the_processes_are_not_told_of_gpus(args: str, kept: str):
+    assert launch.without_gpus(args.split()) == kept.split()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "there", "told"),
+    [
+        (0, "cpu", 0, "--gpus is 0; expected 1 or more"),
+        (3, "cuda", 2, "--gpus is 3, and this machine has 2"),
+        (2, "auto", 0, "PyTorch finds none here; give --device cpu"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, device: str, there: int, told: str
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(UsageError, match=told):
+        launch.check_number(gpus, device)
+    launch.check_number(max(there, 1), "cpu" if there == 0 else device)
+
+
+def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "there")
+    assert main("pretrain builtin:digits --gpus 2 --device cpu".split()) == 2
+    assert "leave it out under torchrun" in capsys.readouterr().err
+
+
+def failure(exitcode: int, timestamp: int) -> ProcessFailure:
+    found = ProcessFailure(local_rank=0, pid=1, exitcode=exitcode, error_file="")
+    found.timestamp = timestamp
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (None, 0),
+        (ChildFailedError("", {0: failure(75, 1), 1: failure(1, 2)}), 75),
+        (ChildFailedError("", {1: failure(-9, 1)}), 1),
+        (SignalException("", signal.SIGINT), 130),
+        (SignalException("", signal.SIGTERM), 75),
+    ],
+)
+def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends: Exception | None, code: int):
+    started: list[Any] = []
+
+    def elastic_launch(config: Any, program: str) -> Any:
+        def start(*words: str) -> None:
+            started.append((config.nproc_per_node, words))
+            if ends is not None:
+                raise ends
+
+        return start
+
+    monkeypatch.setattr(launch, "elastic_launch", elastic_launch)
+    for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
+        monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
+    assert launch.launch(2, device="cpu", args=["photos", "--gpus", "2"]) == code
+    assert started == [(2, ("-m", "mae", "pretrain", "photos"))]
