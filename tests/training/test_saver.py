@@ -111,6 +111,21 @@ def test_a_write_that_fails_ends_the_run_soon(tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000012"]
 
 
+@pytest.mark.parametrize("lost", [1, 100])
+def test_a_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int):
+    save = checkpoint.save_file
+
+    def short(tensors, path: Path, **options) -> None:
+        save(tensors, path, **options)
+        if "step-00000008" in str(path) and path.name == checkpoint.OPTIMIZER:
+            path.write_bytes(path.read_bytes()[:-lost])
+
+    monkeypatch.setattr(checkpoint, "save_file", short)
+    with pytest.raises(MAEError, match=r"could not write .*step-00000008.*step-00000004, is untouched"):
+        make_trainer(tmp_path).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
 def test_a_run_that_ends_by_an_error_keeps_the_checkpoint_under_way(tmp_path: Path, slow_disk: threading.Event):
     trainer = make_trainer(tmp_path)
 

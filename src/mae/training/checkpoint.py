@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -117,13 +117,19 @@ def stage(
     with _explained(folder, final, aside):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file(dict(snapshot.weights), aside / MODEL, metadata=metadata)
-        save_file(dict(snapshot.averages), aside / OPTIMIZER)
+        _save(snapshot.weights, aside / MODEL, metadata)
+        _save(snapshot.averages, aside / OPTIMIZER, None)
         (aside / STATE).write_text(json.dumps(state, indent=2))
         files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
         (aside / MANIFEST).write_text(json.dumps({"step": step, "kept": kept, "files": files}, indent=2))
         for name in (*files, MANIFEST):
             _flush(aside / name)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    save_file(dict(tensors), path, metadata=metadata)
+    with safe_open(path, framework="pt"):  # refuses a file that is shorter than its header says: a short write
+        pass
 
 
 def commit(folder: Path, step: int) -> Path:
