@@ -117,6 +117,13 @@ def test_steps_broken_in_one_process_send_all_back(runs: Path):
     assert max(last_steps(runs / "broken")) == 16
 
 
+def test_a_run_that_cannot_go_on_is_told_by_one_process(runs: Path):
+    assert codes(runs, "hopeless") == [1, 1]
+    first, second = words(runs, "hopeless")
+    assert "in 3 steps in a row up to step 12" in first and "no checkpoint had been written yet" in first
+    assert "mae replay" in first and second == ""
+
+
 @pytest.mark.parametrize(("name", "told"), [("wrong", "--batch-size 15"), ("untold", "OPENMAE_TIMEOUT is 'soon'")])
 def test_a_wrong_request_is_told_by_one_process(runs: Path, name: str, told: str):
     assert codes(runs, name) == [2, 2]

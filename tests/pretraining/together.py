@@ -118,6 +118,7 @@ def everything(folder: Path) -> None:
     said(folder, "lost", partial(at_step, 5, 1, kills.die))
     said(folder, "full", full_disk)
     said(folder, "broken", broken_step, options=["--save-every", "4"])
+    said(folder, "hopeless", broken_step, options=["--save-every", "100"])
     said(folder, "wrong", lambda: None, options=["--batch-size", "15"])
     said(folder, "untold", lambda: os.environ.update(OPENMAE_TIMEOUT="soon"))
 

@@ -20,7 +20,7 @@ from mae.training import checkpoint
 from mae.training.agreement import Agreement, Word
 from mae.training.checkpoint import Snapshot, take_snapshot, with_weights
 from mae.training.device import autocast, keep_freed_memory
-from mae.training.distributed import World
+from mae.training.distributed import ToldByMain, World
 from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps, all_finite
 from mae.training.log import Observer
 from mae.training.meter import Meter
@@ -190,6 +190,7 @@ class Trainer:
         """
         if self.device.type == "cpu":
             keep_freed_memory()
+        self.stopped_by, self._signals = 0, StopSignals()
         with self._signals, closing(self.batches(self.step)) as batches:
             try:
                 self._loop(batches, observers, tasks)
@@ -307,7 +308,8 @@ class Trainer:
         newest = None if found is None else Path(found)
         lately = self._went_back_at is not None and self.step - self._went_back_at < _STEPS_WATCHED
         if newest is None or lately:
-            raise MAEError(self._why_it_ends(broken, newest))
+            why = self._why_it_ends(broken, newest)
+            raise (MAEError if self.world.is_main else ToldByMain)(why)
         checkpoint.restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
         self._scaler.load_state_dict(self.world.from_main(partial(checkpoint.read_state, newest))["scaler"])
         self._went_back_at = self.step
