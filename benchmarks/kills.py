@@ -45,7 +45,7 @@ from mae.training.run_folder import find_weights
 
 torch.set_num_threads(1)
 
-STEPS, SAVE_EVERY, BATCH = 16, 2, 16
+STEPS, SAVE_EVERY, BATCH = 12, 2, 16
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
     "batch_size": BATCH, "steps": STEPS, "save_every": SAVE_EVERY, "device": "cpu", "workers": 0, "skip_doctor": True,

@@ -15,7 +15,7 @@ from typing import Any
 import kills  # of benchmarks
 import torch
 import torch._dynamo
-from kills import BATCH, OPTIONS, Case
+from kills import BATCH, Case
 from torch import nn
 
 import mae
@@ -24,6 +24,7 @@ from mae.config import as_flags
 from mae.training import checkpoint
 from mae.training.engine import Trainer
 
+OPTIONS: dict[str, Any] = {**kills.OPTIONS, "steps": 16}
 FSDP = {"shard": True}
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),

@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from mae.errors import MAEError, UsageError
 
 _TIMEOUT = "OPENMAE_TIMEOUT"
 _TIMEOUT_SECONDS = 1800.0
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +143,32 @@ def join_world(device_type: str) -> World:
         if device_type == "cuda":
             torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=_timeout_seconds()))
+        timeout = timedelta(seconds=_timeout_seconds())
+        store = _store_of_this_start(world, timeout)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
     return world
+
+
+def _store_of_this_start(world: World, timeout: timedelta) -> dist.Store:
+    """Where the processes leave each other their addresses.
+
+    torchrun keeps one store for all starts of a run, and PyTorch 2.15 finds there the addresses of processes that have
+    died. So the main process makes up a name for this start, and another one takes it only if that process welcomes
+    it by a name that it has made up itself: what earlier starts wrote does neither.
+    """
+    store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
+    own = uuid4().hex
+    if world.is_main:
+        store.set("start", own)
+        for rank in range(1, world.size):
+            store.set(f"{own}/welcome/{store.get(f'{own}/{rank}').decode()}", "")
+        return dist.PrefixStore(own, store)
+    while True:
+        start = store.get("start").decode()
+        store.set(f"{start}/{world.rank}", own)
+        if store.check([f"{start}/welcome/{own}"]):
+            return dist.PrefixStore(start, store)
+        time.sleep(_POLL_SECONDS)
 
 
 def was_restarted() -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mae.errors import MAEError
@@ -203,6 +205,7 @@ class Trainer:
         self, batches: Iterator[Mapping[str, Any]], observers: Sequence[Observer], tasks: Sequence[PeriodicTask]
     ) -> None:
         began = time.monotonic() - self.seconds
+        batches = self._rehearsed(batches)
         if self.step == 0:
             self._run_tasks(tasks, observers)
         while self.step < self.settings.total_steps and not self.stopped_by:
@@ -225,6 +228,19 @@ class Trainer:
             if last or (save and sound):
                 self._begin_save()
         self._finish_save()
+
+    def _rehearsed(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The batches, after a pass over the first one that moves nothing.
+
+        DistributedDataParallel lays its gradients out anew after its first backward pass, and three or more processes
+        then add them in another order. Without the pass a run that goes on would round its first step otherwise.
+        """
+        if not isinstance(self._wrapped, DistributedDataParallel):
+            return batches
+        first = next(batches)
+        self._backward(first, sync=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        return chain([first], batches)
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         rate = self.settings.schedule(self.samples)
