@@ -270,13 +270,14 @@ def trial(root: Path, case: Case, kills: list[Kill]) -> tuple[int, str]:
 
 
 def run_matrix(folder: Path, *, kills: int, seed: int, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
-    """Kills until so many have hit, phases and cases in turn; counts, and what did not come out the same."""
+    """Kills until so many have hit, all phases of all cases in turn; counts, and what did not come out the same."""
     source, expected = random.Random(seed), references(folder, cases)
     hit: Counter[tuple[str, str]] = Counter()
     wrong: list[dict[str, Any]] = []
-    number = 0
+    number, turns = 0, [(case, phase) for case in cases for phase in PHASES]
+    source.shuffle(turns)
     while sum(hit.values()) < kills:
-        case, phase = cases[number % len(cases)], PHASES[number // len(cases) % len(PHASES)]
+        case, phase = turns[number % len(turns)]
         planned = [draw_kill(source, case, phase) for _ in range(source.randint(1, 3))]
         root = folder / f"cut-{number}"
         hits, found = trial(root, case, planned)

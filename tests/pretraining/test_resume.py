@@ -1,20 +1,15 @@
 """A run that was cut ends where an uninterrupted one does."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import mae
+from mae.cli import main
 from mae.config import as_flags
 from mae.errors import UsageError
 from mae.training.log import loss_rows, read_rows
@@ -24,20 +19,6 @@ OPTIONS: dict[str, Any] = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 64, "steps": 42,
     "device": "cpu", "save_every": 5, "skip_doctor": True,
 }  # fmt: skip
-ARGS = ["builtin:digits", "--workers", "1", *(flag for name in OPTIONS for flag in as_flags(name, OPTIONS[name]))]
-
-
-def start(out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mae", "pretrain", *more, "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(loss_rows(read_rows(out / "metrics.jsonl"))) < step:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -129,32 +110,16 @@ def test_a_folder_with_anything_else_is_refused(pretrain: Run, tmp_path: Path, l
         pretrain("job")
 
 
-@pytest.mark.digits
 @pytest.mark.slow
-def test_torchrun_starts_a_run_anew_after_a_process_died_and_it_goes_on(
-    tmp_path: Path, few_watched: pytest.MonkeyPatch
-):
-    """It begins at the last checkpoint by itself, and computes what one process does.
-
-    So is what a batch is compared with (uniformity), and how much of it is hidden.
-    """
-    few_watched.undo()  # as many images as the other processes look at
-    changed = {"steps": 40, "save_every": 2, "accumulate": 2, "recipe": "improved", "mask_warmup": 0.15, "workers": 0}
-    assert mae.pretrain("builtin:digits", out=tmp_path / "one", quiet=True, **{**OPTIONS, **changed}).finished
-    options = {**OPTIONS, **changed}
-    words = ["pretrain", "builtin:digits", *(flag for name in options for flag in as_flags(name, options[name]))]
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "mae"]
-    command = [sys.executable, "-m", *launcher, *words, "--out", str(tmp_path / "cut")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cut:
-        wait_for_step(cut, tmp_path / "cut", 9)
-        psutil.Process(cut.pid).children()[-1].kill()
-        said = cut.communicate(timeout=240)[0]
-    assert cut.returncode == 0, said
-    rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("one", "cut")]
-    assert [row["step"] for row in rows[1]] == list(range(1, 41))
-    for alone, together in zip(*rows, strict=True):
-        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-        assert together["terms"] == pytest.approx(alone["terms"], rel=1e-4, abs=1e-6)
+def test_gpus_starts_processes_and_hands_their_code_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Really; what they compute together is in test_together.py."""
+    for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
+        monkeypatch.setenv(name, {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT"}.get(name, "30"))
+    changed = {"steps": 2, "workers": 0, "out": str(tmp_path / "run")}
+    flags = [flag for name, value in {**OPTIONS, **changed}.items() for flag in as_flags(name, value)]
+    assert main(["pretrain", "builtin:digits", "--gpus", "2", *flags]) == 0
+    assert len(loss_rows(read_rows(tmp_path / "run" / "metrics.jsonl"))) == 2
+    assert main(["pretrain", "builtin:digits", "--gpus", "2", *flags]) == 2  # there is a run already
 
 
 def test_a_run_that_torchrun_may_start_anew_needs_a_folder(monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ import torch
 import torch._dynamo
 from kills import BATCH, Case
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mae
 from mae.cli import main
@@ -26,14 +27,16 @@ from mae.training.engine import Trainer
 
 OPTIONS: dict[str, Any] = {**kills.OPTIONS, "steps": 16}
 FSDP = {"shard": True}
+IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
+"""The images of a batch are compared with each other, and how much of them is hidden changes."""
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
-    "divided": (2, FSDP),
-    "divided-in-parts": (2, {**FSDP, "accumulate": 2, "recompute": True}),
-    "divided-bf16": (2, {**FSDP, "precision": "bf16"}),
+    "divided": (2, {**FSDP, "accumulate": 2, "recompute": True}),
+    "divided-bf16": (2, {**FSDP, "precision": "bf16", "compile": True}),
     "compiled": (2, {"compile": True}),
-    "divided-compiled": (2, {**FSDP, "compile": True}),
+    "improved-alone": (1, IMPROVED),
+    "improved": (2, IMPROVED),
 }
 """The number of processes, and what is asked for."""
 
@@ -47,8 +50,10 @@ def through(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(codes))
 
 
-def said(folder: Path, name: str, happens: Callable[[], None], *, options: Sequence[str] = ()) -> None:
-    """The command itself in two processes, with something happening to the second; exit codes and what was said."""
+def said(
+    folder: Path, name: str, happens: Callable[[], None], *, options: Sequence[str] = (), alone: bool = False
+) -> None:
+    """The command itself in two processes, with something happening to one; exit codes and what was said."""
     words = [word for key, value in OPTIONS.items() if key != "source" for word in as_flags(key, value)]
     command = ["pretrain", OPTIONS["source"], *words, "--out", str(folder / name), *options]
 
@@ -56,16 +61,18 @@ def said(folder: Path, name: str, happens: Callable[[], None], *, options: Seque
         log = os.open(folder / f"{name}-{rank}.log", os.O_CREAT | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": name,
-        }  # fmt: skip
+        os.setsid()  # a terminal tells all of a group
+        if not alone:
+            os.environ |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": name,
+            }  # fmt: skip
         kills.light()
         happens()
         os._exit(main(command))
 
     port = kills.free_port()
-    processes = [kills._fork.Process(target=run, args=(rank, port)) for rank in range(2)]
+    processes = [kills._fork.Process(target=run, args=(rank, port)) for rank in range(1 if alone else 2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -111,10 +118,45 @@ def broken_step() -> None:
     Trainer._backward = spoil  # type: ignore[method-assign]
 
 
+def restarted(folder: Path) -> None:
+    """PyTorch's launcher starts both processes anew after one of them dies."""
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="again",
+        max_restarts=1, monitor_interval=0.1, start_method="fork",
+    )  # fmt: skip
+    kills.OPTIONS = {**OPTIONS, "out": folder / "restarted"}
+    elastic_launch(config, _dies_once)()
+
+
+def _dies_once() -> None:
+    kills.light()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        at_step(11, 1, kills.die)
+    mae.pretrain(quiet=True, **kills.OPTIONS)
+
+
+def killed(folder: Path) -> None:
+    """A few of the kills of benchmarks/kills.py, and a run whose number of processes changes."""
+    kills.OPTIONS = {**OPTIONS, "steps": kills.STEPS}
+    (folder / "kills").mkdir()
+    found = kills.changing_world(folder / "kills")
+    for case in (Case(1), Case(2, sharded=True), Case(4)):
+        place = folder / "kills" / case.name
+        place.mkdir()
+        found[case.name] = kills.run_matrix(place, kills=2, seed=1, cases=(case,))
+    (folder / "killed.json").write_text(json.dumps(found))
+
+
 def everything(folder: Path) -> None:
+    killed(folder)
     through(folder)
     kills.OPTIONS = OPTIONS
     said(folder, "asked", partial(at_step, 5, 1, partial(signal.raise_signal, signal.SIGUSR1)))
+    kills.launch(folder / "through", Case(2))
+    restarted(folder)
+    kills.OPTIONS = OPTIONS
+    terminal = partial(at_step, 5, 0, partial(os.killpg, 0, signal.SIGINT))
+    said(folder, "terminal", terminal, options=["--workers", "1"], alone=True)
     said(folder, "ctrl-c", partial(at_step, 5, 0, partial(signal.raise_signal, signal.SIGINT)))
     said(folder, "lost", partial(at_step, 5, 1, kills.die))
     said(folder, "full", full_disk)
