@@ -4,7 +4,7 @@
 
 Each case is a run of a tiny model: alone, in 2 and 4 processes, with DistributedDataParallel and with FSDP2. A kill is
 SIGKILL to one process (the others then meet a lost one, and are asked to end as a launcher does) or to all of them.
-After up to three kills the run goes on to its end, and its weights must be those of the run that nobody killed.
+After one to three kills the run goes on to its end, and its weights must be those of the run that nobody killed.
 Libraries are imported once; every process is a fork of that, so a kill takes seconds.
 """
 
@@ -269,7 +269,9 @@ def trial(root: Path, case: Case, kills: list[Kill]) -> tuple[int, str]:
     return hits, digest(root)
 
 
-def run_matrix(folder: Path, *, kills: int, seed: int, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
+def run_matrix(
+    folder: Path, *, kills: int, seed: int, cases: tuple[Case, ...] = CASES, in_a_row: int = 3
+) -> dict[str, Any]:
     """Kills until so many have hit, all phases of all cases in turn; counts, and what did not come out the same."""
     source, expected = random.Random(seed), references(folder, cases)
     hit: Counter[tuple[str, str]] = Counter()
@@ -278,7 +280,7 @@ def run_matrix(folder: Path, *, kills: int, seed: int, cases: tuple[Case, ...] =
     source.shuffle(turns)
     while sum(hit.values()) < kills:
         case, phase = turns[number % len(turns)]
-        planned = [draw_kill(source, case, phase) for _ in range(source.randint(1, 3))]
+        planned = [draw_kill(source, case, phase) for _ in range(source.randint(1, in_a_row))]
         root = folder / f"cut-{number}"
         hits, found = trial(root, case, planned)
         hit[case.name, phase] += hits

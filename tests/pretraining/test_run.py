@@ -1,12 +1,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compiler import run_compiled
 from PIL import Image
 
 import mae
@@ -148,24 +146,6 @@ def test_noise_teaches_nothing(tmp_path: Path):
         folder, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, device="cpu", **options
     )
     assert result.summary["loss_over_mean_predictor"] > 0.95
-
-
-@pytest.mark.digits
-@pytest.mark.slow
-def test_a_compiled_run_is_the_same_to_rounding(pretrain: Run, tiny: dict[str, Any], tmp_path: Path):
-    pretrain("eager")
-    out = str(tmp_path / "compiled")
-    given = {**tiny, "out": out, "compile": True, "skip_doctor": True}
-    code = f"""
-import mae, mae.pretraining.parts
-mae.pretraining.parts.draw_panels = lambda *args, **options: None
-mae.pretrain("builtin:digits", **{given})
-mae.pretrain(out={out!r}, resume=True, quiet=True)
-"""
-    run_compiled(code, folder=tmp_path)
-    rows = [loss_rows(read_rows(tmp_path / name / "metrics.jsonl")) for name in ("eager", "compiled")]
-    for eager, compiled in zip(*rows, strict=True):
-        assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
 
 
 @pytest.mark.pictures
