@@ -58,7 +58,7 @@ OF_MAIN = ("staging", "between files", "before commit", "after commit", "prune")
 """Phases in which the main process alone does something, so that it is the one to be killed."""
 ASKED = "asked to end"
 """Not a kill: SIGTERM to one process, upon which all save the same step and end with code 75."""
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 _fork = multiprocessing.get_context("fork")
 
 
@@ -282,13 +282,15 @@ def run_matrix(
         case, phase = turns[number % len(turns)]
         planned = [draw_kill(source, case, phase) for _ in range(source.randint(1, in_a_row))]
         root = folder / f"cut-{number}"
-        hits, found = trial(root, case, planned)
+        try:
+            hits, found = trial(root, case, planned)
+        except KeyboardInterrupt:  # tells what there is
+            break
         hit[case.name, phase] += hits
         if found != expected[case]:
-            wrong.append(
-                {"case": case.name, "kills": [vars(kill) for kill in planned], "found": found, "at": str(root)}
-            )
-            sys.stderr.write(f"not the same: {wrong[-1]}\n")
+            told = {"case": case.name, "kills": [vars(kill) for kill in planned], "found": found, "at": str(root)}
+            wrong.append(told)
+            sys.stderr.write(f"not the same: {told}\n")
         else:
             shutil.rmtree(root)
         number += 1
