@@ -58,13 +58,13 @@ def make_turn(args: argparse.Namespace, folder: Path, *, guarded: bool) -> Calla
             schedule=WarmupCosine(peak=1e-4, floor=0.0, warmup_samples=0, total_samples=10**9),
             precision="bf16" if args.device == "cuda" else "fp32", save_every=None,
         ),
-        folder=folder, identity={}, metadata=dict, device=device, world=World(),
+        folder=folder, identity={}, metadata=lambda module: {}, device=device, world=World(),
     )  # fmt: skip
     signs = [LossSpike(), GradientGrowth(after=0), DataWait(str), Overfitting(), Collapse()]
     observers = [Health([*signs, NoBetterThanMean(baseline=1e9, after=0)], [])] if guarded else []
     if not guarded:
         whole = torch.tensor(True, device=device)
-        trainer._finite.judge = lambda step, *numbers: whole  # type: ignore[method-assign]
+        trainer._judged = lambda loss, norm: whole  # type: ignore[method-assign]
         trainer._update = lambda finite: trainer.optimizer.step()  # type: ignore[method-assign]
     stream = batches(0)
 

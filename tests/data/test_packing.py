@@ -216,9 +216,9 @@ def test_bad_files_are_left_out_and_told(tree, tmp_path):
 
 def test_a_shard_with_files_that_were_broken_is_done_again_once_they_are_not(tree, tmp_path, monkeypatch):
     root = tree(some_images(6))
-    read = type(opened(root))._read
+    read = type(opened(root)).read
     with monkeypatch.context() as patch:  # a disk that was away for a moment
-        patch.setattr(type(opened(root)), "_read", lambda self, index: b"" if index == 2 else read(self, index))
+        patch.setattr(type(opened(root)), "read", lambda self, index: b"" if index == 2 else read(self, index))
         with pytest.raises(MAEError, match="1 of 6 images cannot be used"):
             packed(tmp_path / "pack", root)
     packed(tmp_path / "pack", root)

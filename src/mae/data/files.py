@@ -55,12 +55,12 @@ class FileSource:
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _as_named(decode(self._read(index), name=name), self.channels, name)
+        return _as_named(decode(self.read(index), name=name), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _named(probe(self._read(index), name=name), self.channels, name)
+        return _named(probe(self.read(index), name=name), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
@@ -76,7 +76,8 @@ class FileSource:
         names, sizes, times = self.names.take(indices), self.sizes[indices], self.times[indices]
         return replace(self, names=names, sizes=sizes, times=times, note=note)
 
-    def _read(self, index: int) -> bytes:
+    def read(self, index: int) -> bytes:
+        """The file as it is; raises `UnreadableImage`."""
         path = self.root / self.names[index]
         try:
             check_num_bytes(path.stat().st_size, name=str(path))
@@ -112,12 +113,12 @@ class ZipSource:
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _as_named(decode(self._read(index), name=name), self.channels, name)
+        return _as_named(decode(self.read(index), name=name), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _named(probe(self._read(index), name=name), self.channels, name)
+        return _named(probe(self.read(index), name=name), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
@@ -132,7 +133,8 @@ class ZipSource:
         """The members at `indices` alone."""
         return replace(self, names=self.names.take(indices), table=self.table[indices], note=note)
 
-    def _read(self, index: int) -> bytes:
+    def read(self, index: int) -> bytes:
+        """The file as it is; raises `UnreadableImage`."""
         offset, packed, size, crc, method = (int(value) for value in self.table[index])
         name = self.item_name(index)
         check_num_bytes(max(packed, size), name=name)

@@ -11,7 +11,6 @@ import numpy as np
 
 from mae.data.base import LabelledData, Names, Source
 from mae.data.decoding import HEADER_BYTES, decode, probe, recognise
-from mae.data.files import FileSource, ZipSource
 from mae.data.limits import ImageInfo, UnreadableImage
 from mae.data.pack_forms import Original
 from mae.data.sources import Files, directories_of, open_whole
@@ -146,7 +145,7 @@ def _told(names: tuple[str, ...] | None) -> str:
 
 def _file(source: Source, index: int) -> bytes | None:
     """The image's file; None where it lies in none."""
-    read = source._read if isinstance(source, FileSource | ZipSource) else getattr(source, "read", None)
+    read = getattr(source, "read", None)
     return None if read is None else read(index)
 
 

@@ -76,7 +76,8 @@ class PackSource:
         Raises:
             MAEError: a tar cannot be had.
         """
-        now, later = ([self.tars[self.shards[self._ends[block] - 1]] for block in each] for each in (blocks, then))
+        of_blocks = self.shards[self._ends - 1]
+        now, later = ([self.tars[of_blocks[block]] for block in each] for each in (blocks, then))
         self.storage.prefetch([*now, *later])
         for tar in now:
             self.storage.local(tar)

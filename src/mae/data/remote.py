@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from mae.data.cache import Cache, CutShort, Draft, WrongContent, user_cache
 from mae.data.pack_format import MANIFEST, MAX_MANIFEST
-from mae.data.storage import StoredFile, check_stored_name
+from mae.data.storage import StoredFile, check_part, check_stored_name
 from mae.data.transport import Trouble, pieces, shown
 from mae.errors import MAEError, UsageError
 
@@ -106,8 +106,7 @@ class RemoteStorage:
     def part(self, file: StoredFile, offset: int, length: int) -> bytes:
         """`length` bytes of a file from `offset` on; raises as `local`."""
         what = f"{self.place}/{file.name}"
-        if not 0 <= offset <= offset + length <= file.num_bytes:
-            raise MAEError(f"{what} has {file.num_bytes:,} bytes; {length:,} from {offset:,} on reach beyond them")
+        check_part(file, offset, length, what=what)
         try:
             with self._open(file) as stream:
                 stream.seek(offset)

@@ -117,8 +117,7 @@ class LocalStorage:
     def part(self, file: StoredFile, offset: int, length: int) -> bytes:
         """See `Storage`."""
         path = self.root / file.name
-        if not 0 <= offset <= offset + length <= file.num_bytes:
-            raise MAEError(f"{path} has {file.num_bytes:,} bytes; {length:,} from {offset:,} on reach beyond them")
+        check_part(file, offset, length, what=str(path))
         try:
             with path.open("rb") as stream:
                 _check_num_bytes(path, os.fstat(stream.fileno()).st_size, file)
@@ -132,6 +131,16 @@ class LocalStorage:
 
     def prefetch(self, files: Iterable[StoredFile]) -> None:
         """They are as near as they can be."""
+
+
+def check_part(file: StoredFile, offset: int, length: int, *, what: str) -> None:
+    """Refuses a part that a file does not have.
+
+    Raises:
+        MAEError: it reaches beyond the file.
+    """
+    if not 0 <= offset <= offset + length <= file.num_bytes:
+        raise MAEError(f"{what} has {file.num_bytes:,} bytes; {length:,} from {offset:,} on reach beyond them")
 
 
 def check_stored_name(name: str) -> None:

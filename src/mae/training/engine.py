@@ -255,14 +255,19 @@ class Trainer:
         self._scaler.unscale_(self.optimizer)
         norm = self._clip()
         means = {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
-        # fp16 overflows now and then, and the scaler leaves those steps out: there only the loss tells.
-        judged = (means["loss"],) if self._scaler.is_enabled() else (means["loss"], norm)
-        finite = self._agreement.exchange(all_finite(*judged), self._word())
-        self._finite.count(self.step, finite)
+        finite = self._judged(means["loss"], norm)
         self._update(finite)
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
+
+    def _judged(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether every process found the step finite; what else they have to say to each other goes with it."""
+        # fp16 overflows now and then, and the scaler leaves those steps out: there only the loss tells.
+        numbers = (loss,) if self._scaler.is_enabled() else (loss, norm)
+        finite = self._agreement.exchange(all_finite(*numbers), self._word())
+        self._finite.count(self.step, finite)
+        return finite
 
     def _update(self, finite: Tensor) -> None:
         """Move the weights, but not by a step that is not finite."""
