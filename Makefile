@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/mae demo
 
 test: $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -161,8 +161,9 @@ def train(folder: Path, case: Case, rank: int, port: int, kill: Kill | None, ids
     os.dup2(log.fileno(), 2)
     if case.processes > 1:
         os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.processes), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "kills", "OPENMAE_TIMEOUT": "60",
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.processes),
+            "LOCAL_WORLD_SIZE": str(case.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "kills", "OPENMAE_TIMEOUT": "60",
         }  # fmt: skip
     light()
     if kill is not None and rank == kill.rank:

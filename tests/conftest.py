@@ -1,6 +1,9 @@
 """What every test runs under."""
 
 import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,15 @@ def _few_digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """All the embedded digits are there only in tests marked `digits`."""
     if request.node.get_closest_marker("digits") is None:
         few_digits(monkeypatch)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", place], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)

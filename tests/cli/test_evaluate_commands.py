@@ -1,6 +1,7 @@
 """`mae evaluate`, `embed` and `neighbours` as they are typed."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 import mae
 from mae.cli import main
+from mae.errors import Stopped
 from mae.evaluation.knn import Knn
 from mae.evaluation.run import PROTOCOLS, Evaluator
 from mae.models.probe import probe_of
@@ -180,13 +182,27 @@ def test_wrong_words_exit_with_2(typed, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
-def test_a_stopped_training_says_so(typed, capsys, monkeypatch):
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_stopped_training_says_so(typed, capsys, monkeypatch, signal_number, code):
     def stop(self, name, protocol):
-        raise KeyboardInterrupt("stopped and saved in x; the same command goes on from there")
+        raise Stopped("stopped and saved in x; the same command goes on from there", by=signal_number)
 
     monkeypatch.setattr(Evaluator, "judge", stop)
-    assert code_of("evaluate knn model.safetensors --data labelled --device cpu") == 130
+    assert code_of("evaluate knn model.safetensors --data labelled --device cpu") == code
     assert capsys.readouterr().err == "mae: error: stopped and saved in x; the same command goes on from there\n"
+
+
+@pytest.mark.parametrize("words", ["evaluate knn m --data x", "evaluate all m --data x", "embed m x --out f.npz"])
+def test_many_processes_are_given_the_same_command(monkeypatch, words):
+    started = []
+
+    def launched(gpus, *, device, command):
+        started.append((gpus, device, command))
+        return 75
+
+    monkeypatch.setattr("mae.cli.launch.launch", launched)
+    assert code_of(f"{words} --gpus 2 --device cpu") == 75
+    assert started == [(2, "cpu", [*words.split(), "--gpus", "2", "--device", "cpu"])]
 
 
 def test_too_little_memory_is_one_line(typed, capsys, monkeypatch):

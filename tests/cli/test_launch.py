@@ -79,5 +79,5 @@ def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends
     monkeypatch.setattr(launch, "elastic_launch", elastic_launch)
     for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
-    assert launch.launch(2, device="cpu", args=["photos", "--gpus", "2"]) == code
+    assert launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"]) == code
     assert started == [(2, ("-m", "mae", "pretrain", "photos"))]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from data.packs import jpeg
+from full import fill
 from light import light_runs
 
 from mae.cli import main
@@ -55,6 +56,23 @@ def test_each_fault_is_told_in_a_line(typed, capsys):
     assert last == "pack: 2 faults"
     assert code_of("pack verify nowhere") == 2
     assert "nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(typed, disk, capsys):
+    wall = fill(disk, leave=1_500_000)
+    for number in range(20):  # 120 kB each
+        (typed / "photos" / "train" / "a" / f"large-{number}.jpg").write_bytes(jpeg(210, 210, seed=number))
+    command = f"pack photos {disk}/pack --workers 1 --raw 200 --per-shard 10"
+    assert code_of(command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("mae: error: ") and "No space left on device" in error and "Traceback" not in error
+    written = sorted((disk / "pack").glob("shard-*.tar"))
+    assert written and all(len(path.read_bytes()) % 512 == 0 for path in written)
+    wall.unlink()
+    assert code_of(command) == 0 and code_of(f"pack verify {disk}/pack") == 0
+    assert code_of(f"pack photos {typed}/whole --workers 1 --raw 200 --per-shard 10") == 0
+    for path in sorted((typed / "whole").iterdir()):
+        assert (disk / "pack" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_what_is_left_out_is_listed(typed, capsys):

@@ -3,7 +3,6 @@
 import json
 import string
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import jaxtyping
@@ -13,7 +12,7 @@ import torch
 from data.pictures import Pictures, noise
 from PIL import Image
 from rich.console import Console
-from tiny_bench import by_function, make_bench
+from tiny_bench import by_function, forget_images, make_bench
 
 import mae
 from mae.data.images import load_images
@@ -24,6 +23,7 @@ from mae.evaluation.linear_probe import LinearProbe
 from mae.evaluation.run import CHEAP, PROTOCOLS, TITLES, Evaluator, evaluate, find_protocol
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import create_model
+from mae.training.distributed import World
 
 QUICK = {"device": "cpu", "quiet": True}
 
@@ -59,8 +59,9 @@ def colours() -> mae.Extractor:
 
 
 def evaluator(model, data: Path, out: Path, **changes) -> Evaluator:
-    options = {"test": None, "data_root": Path("data"), "device": "cpu", "seed": 0, "overlap": "error"}
-    return Evaluator(model, data=str(data), out=out, console=Console(quiet=True), **{**options, **changes})
+    options = {"test": None, "data_root": Path("data"), "seed": 0, "overlap": "error"}
+    here = {"device": torch.device("cpu"), "world": World(), "console": Console(quiet=True)}
+    return Evaluator(model, data=str(data), out=out, **here, **{**options, **changes})
 
 
 def test_the_record_tells_everything(model, labelled, tmp_path):
@@ -394,8 +395,8 @@ def test_every_protocol_is_found():
 
 def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatch):
     """Dark and bright by turns, 120 to test; the 10th is broken, which nobody sees before it is read."""
-    monkeypatch.setattr("mae.evaluation.features.load_images", partial(load_images, memory_limit=0))
-    monkeypatch.setattr("mae.evaluation.supervised.default_workers", lambda *_: 0)
+    forget_images(monkeypatch)
+    monkeypatch.setattr("mae.evaluation.supervised.default_workers", lambda *_, **__: 0)
     dark = np.arange(120) % 2
     test = [noise(8, 8, 1, seed=number) // 4 + 100 * dark[number] for number in range(120)]
     train = [noise(8, 8, 1, seed=500 + number) // 4 + 100 * dark[number] for number in range(40)]

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,12 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from mae.data.images import load_images
+from mae.data.content import content_digests
 from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing
 from mae.evaluation.features import FeatureStore, Opened, normalised_batches
+from mae.training.distributed import World
 
 CPU = torch.device("cpu")
 PLAIN = Preprocessing(img_size=(8, 8))
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def store(tmp_path: Path) -> FeatureStore:
-    return FeatureStore(tmp_path / "features", device=CPU, console=Console(quiet=True))
+    return FeatureStore(tmp_path / "features", device=CPU, console=Console(quiet=True), world=World())
 
 
 def opened(folder: Path, **options) -> Opened:
@@ -67,11 +67,6 @@ def content_entry(features: Path) -> Path:
 def beside_content(features: Path) -> list[Path]:
     """All that is kept beside it, whatever it is."""
     return sorted(set(features.iterdir()) - {content_entry(features)})
-
-
-def unfitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No set fits in memory from now on, so that broken files are met only when they are read."""
-    monkeypatch.setattr("mae.evaluation.features.load_images", partial(load_images, memory_limit=0))
 
 
 def test_rows_are_the_images_in_order(folder, tmp_path, monkeypatch):
@@ -337,15 +332,14 @@ def test_a_feature_may_be_called_as_the_content_is(folder, tmp_path):
     assert torch.equal(found.arrays["numbers"], images[:, :, 0, 0])
 
 
-def pictures(broken: set[int]) -> Opened:
-    """120 images of which one may be broken; nobody sees before they are read which."""
-    return Opened(Pictures([noise(10, 10, seed=number) for number in range(120)], frozenset(broken)))
+def pictures(broken: set[int], *, keep: bool = False) -> Opened:
+    """120 images of which one may be broken; where they are not kept nobody sees before they are read which."""
+    return Opened(Pictures([noise(10, 10, seed=number) for number in range(120)], frozenset(broken)), keep=keep)
 
 
 def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("mae.evaluation.features.BATCH_SIZE", 50)
-    whole = store(tmp_path / "whole").features(extractor(Counting()), pictures(set())).arrays["mean"]
-    unfitting(monkeypatch)
+    whole = store(tmp_path / "whole").features(extractor(Counting()), pictures(set(), keep=True)).arrays["mean"]
     source, encode = pictures({57}), Counting()
     assert not source.images((3, None, None)).in_memory and len(source.images((3, None, None)).readable) == 120
     left = [number for number in range(120) if number != 57]
@@ -359,7 +353,23 @@ def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatc
 
 
 def test_too_many_broken_files_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatch):
-    unfitting(monkeypatch)
-    with pytest.raises(MAEError, match="2 of 120 images cannot be used, over the allowed share of 0.01: picture-5 is"):
-        store(tmp_path).features(extractor(Counting()), pictures({5, 57}))
+    monkeypatch.setattr("mae.evaluation.features._DIGESTED", 10)
+    monkeypatch.setattr("mae.evaluation.features.BATCH_SIZE", 10)
+    source = pictures({5, 57, 111})
+    with pytest.raises(MAEError, match="2 of 120 images cannot be used, .* 0.01: picture-5 is.*picture-57 is"):
+        store(tmp_path).features(extractor(Counting()), source)  # it ends at the first part with too many
+    assert len(source.images((3, None, None)).unreadable) == 2
     assert list((tmp_path / "features").iterdir()) == []
+
+
+def test_few_images_wait_for_the_threads_at_a_time(tmp_path, monkeypatch):
+    """Each image that waits takes memory; a million must not."""
+    given: list[int] = []
+
+    def noted(images, numbers):
+        given.append(len(numbers))
+        return content_digests(images, numbers)
+
+    monkeypatch.setattr("mae.evaluation.features.content_digests", noted)
+    digests, _ = store(tmp_path).digests(Opened(Pictures([noise(2, 2, 1)] * 9000)), (1, None, None))
+    assert given == [4096, 4096, 808] and len(digests) == 9000 and len(digests.unique()) == 1

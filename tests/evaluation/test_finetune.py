@@ -18,6 +18,7 @@ from mae.evaluation import finetune
 from mae.evaluation.bench import Bench
 from mae.evaluation.finetune import Finetune
 from mae.evaluation.scores import top_k_accuracy
+from mae.evaluation.supervised import LabelledBatch
 from mae.models.zoo import model_config
 from mae.training.engine import Trainer
 from mae.training.log import read_rows
@@ -160,7 +161,8 @@ def test_what_is_done_to_images_can_be_turned_off(
     plan, _, _, prepare = captured(monkeypatch, bench, augment=augment, mixing=mixing)
     assert plan.augmentation.rand_augment is augment and plan.augmentation.scale == (0.08, 1.0)
     images, labels = torch.rand(32, 1, 16, 16), torch.arange(32) % 3
-    given = prepare(images.clone(), labels, torch.arange(32))
+    keys = torch.arange(32)
+    given = prepare(LabelledBatch(images=images.clone(), labels=labels, keys=keys, first_key=keys[:1]))
     same = (given["images"] == images).flatten(1).all(1)
     if mixing:
         assert given["target"].shape == (32, 3) and given["images"].shape == images.shape and not same.all()

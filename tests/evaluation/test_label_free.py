@@ -1,7 +1,6 @@
 """Label-free numbers against plain loops in 64 bits, and sets whose numbers are known."""
 
 from dataclasses import FrozenInstanceError
-from functools import partial
 from itertools import combinations
 from math import dist, exp, log, sqrt
 from pathlib import Path
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny_bench import CPU, by_function, striped
+from tiny_bench import CPU, by_function, forget_images, striped
 from torch import Tensor
 
 from mae.data.arrays import ArraySource, whole_array
-from mae.data.images import load_images
 from mae.data.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
-from mae.evaluation import features as features_module
 from mae.evaluation import label_free as module
 from mae.evaluation.bench import Gallery
 from mae.evaluation.label_free import LabelFree, alignment, measure_spread
@@ -148,7 +145,7 @@ class Decaying(ArraySource):
 
 def test_views_of_different_images_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """An image that vanished is replaced by another in each view; how far these are apart says nothing."""
-    monkeypatch.setattr(features_module, "load_images", partial(load_images, memory_limit=0))
+    forget_images(monkeypatch)
     monkeypatch.setattr(module, "_VIEW_BATCH", 8)
     pixels, _ = striped(40, seed=1)
     gallery = Gallery(

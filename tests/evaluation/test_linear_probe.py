@@ -20,6 +20,7 @@ from mae.evaluation.extractors import weights_digest
 from mae.evaluation.linear_probe import LinearProbe, ProbeHeads
 from mae.evaluation.logistic import choose_penalty
 from mae.evaluation.scores import top_k_accuracy
+from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.log import read_rows
 
@@ -128,7 +129,7 @@ def test_heads_side_by_side_train_as_each_would_alone():
         return {"cls": images[:, 0, 0, :2], "mean": images[:, 0, 0, 2:]}
 
     def train(widths: dict[str, int]) -> ProbeHeads:
-        probe = ProbeHeads(encode=encode, widths=widths, num_classes=3)
+        probe = ProbeHeads(encode=encode, widths=widths, num_classes=3, world=World())
         for head in probe.heads.values():
             torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
         optimizer = linear_probe.LARS(probe.parameters(), lr=5.0)

@@ -3,18 +3,17 @@
 import json
 from collections.abc import Generator
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_bench import by_function, make_bench, small_model, striped
+from tiny_bench import by_function, forget_images, make_bench, small_model, striped
 
 from mae.data.arrays import ArraySource, whole_array
 from mae.data.augmentation import Augmentation
-from mae.data.images import load_images
 from mae.data.limits import UnreadableImage
 from mae.errors import UsageError
 from mae.evaluation import features, finetune, supervised
@@ -41,10 +40,9 @@ class Damaged(ArraySource):
 def test_labels_are_those_of_the_images_that_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_memory: bool
 ):
-    open_images = partial(load_images, memory_limit=None if in_memory else 0)
-    monkeypatch.setattr(
-        features, "load_images", lambda source, **given: open_images(source, **{**given, "max_unreadable": 1.0})
-    )
+    monkeypatch.setattr(features.Opened, "__init__", partialmethod(features.Opened.__init__, max_unreadable=1.0))
+    if not in_memory:
+        forget_images(monkeypatch)
     values = np.arange(24, dtype=np.uint8)
     pixels = np.tile(values[:, None, None, None] * 10, (1, 8, 8, 1))  # an image is its number, whatever is cropped
     whole = whole_array(pixels, name="damaged", note="")
@@ -54,8 +52,8 @@ def test_labels_are_those_of_the_images_that_are_shown(
         tmp_path, function, train=(Damaged(**vars(whole)), labels), test=(pixels, labels), num_classes=24
     )
     seen = [batch for batch, _ in zip(batches(bench), range(6), strict=False)]
-    shown = torch.cat([(255 * images[:, 0, 0, 0] / 10).round().long() for images, _, _ in seen])
-    found = torch.cat([given for _, given, _ in seen])
+    shown = torch.cat([(255 * batch["images"][:, 0, 0, 0] / 10).round().long() for batch in seen])
+    found = torch.cat([batch["labels"] for batch in seen])
     assert torch.equal(found, labels[shown]) and len(found) == 6 * 6
     # Each image was tried once before; what is broken is not tried again, so an epoch shows nothing twice.
     assert len(set(shown[:18].tolist())) == 18
@@ -76,7 +74,7 @@ def batches(bench: Bench) -> Generator[Any, None, None]:
         identity={},
     )
     loader = supervised._loader(bench, plan)
-    return supervised._batches(bench, loader, lambda images, labels, keys: (images, labels, keys), 0)
+    return supervised._batches(bench, loader, lambda batch: {"images": batch.images, "labels": batch.labels}, 0)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +158,6 @@ def test_a_training_tells_where_it_is_how_long_it_took_and_how_it_went(monkeypat
     rows = [row for row in read_rows(found[0].folder / "metrics.jsonl") if "evaluation" in row]
     assert found[0].curve == tuple({"epoch": row["step"] / 2, **row["evaluation"]} for row in rows)
     assert [row["epoch"] for row in found[0].curve] == [0, 1, 2]
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    bench = make_bench(tmp_path, small_model(), train=striped(32, seed=1), test=striped(12, seed=2))
-    with pytest.raises(UsageError, match="one process; start it without torchrun"):
-        Finetune(epochs=1).run(bench)
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(tmp_path: Path):

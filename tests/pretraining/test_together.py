@@ -138,6 +138,14 @@ def test_a_lost_process_is_told_and_the_checkpoint_stays(runs: Path):
     assert set(last_steps(runs / "lost")) <= {2, 4}
 
 
+def test_a_lost_data_worker_is_told_by_the_process_that_had_it(runs: Path):
+    assert codes(runs, "worker") == [1, 1]
+    main, had_it = words(runs, "worker")
+    assert "mae: error: a data worker process died or hung" in had_it
+    assert main.splitlines()[-1].startswith("mae: error: process 0 of 2 lost another one")
+    assert "Traceback" not in main + had_it and last_steps(runs / "worker")
+
+
 def test_a_full_disk_ends_all_and_is_told_once(runs: Path):
     assert codes(runs, "full") == [1, 1]
     first, second = words(runs, "full")

@@ -4,6 +4,7 @@
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -66,8 +67,8 @@ def said(
         os.setsid()  # a terminal tells all of a group
         if not alone:
             os.environ |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": name,
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": name,
             }  # fmt: skip
         kills.light()
         happens()
@@ -93,6 +94,12 @@ def at_step(step: int, rank: int, what: Callable[[], Any]) -> None:
         return clip(trainer)
 
     Trainer._clip = clipped  # type: ignore[method-assign]
+
+
+def lost_worker() -> None:
+    """What loads this process's images dies."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def full_disk() -> None:
@@ -162,6 +169,7 @@ def everything(folder: Path) -> None:
     said(folder, "terminal", terminal, options=["--workers", "1"], alone=True)
     said(folder, "ctrl-c", partial(at_step, 5, 0, partial(signal.raise_signal, signal.SIGINT)))
     said(folder, "lost", partial(at_step, 5, 1, kills.die))
+    said(folder, "worker", partial(at_step, 5, 1, lost_worker), options=["--workers", "1"])
     said(folder, "full", full_disk)
     said(folder, "broken", broken_step, options=["--save-every", "4"])
     said(folder, "hopeless", broken_step, options=["--save-every", "100"])

@@ -4,11 +4,12 @@ Nothing here imports PyTorch before it has something to compute, so that `--help
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from mae.errors import MAEError, UsageError
+from mae.errors import MAEError, Stopped, UsageError
 from mae.report.canvas import visible
 from mae.version import __version__
 
@@ -29,6 +30,10 @@ COMMANDS = {
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
 }
 
+INTERRUPTED, TOLD_TO_END = 130, 75
+"""Exit codes of what Ctrl-C stopped, and of what another signal did: somebody wanted the machine, and the same command
+goes on with it (75 is the system's code for a failure that passes)."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -44,8 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, code=2)
     except (MAEError, OSError) as error:
         return _complain(error, code=1)
+    except Stopped as stop:
+        return _complain(stop, code=code_of_signal(stop.by))
     except KeyboardInterrupt as stop:
-        return _complain(str(stop) or "interrupted", code=130)
+        return _complain(str(stop) or "interrupted", code=INTERRUPTED)
+
+
+def code_of_signal(number: int) -> int:
+    """The exit code of what a signal stopped: Ctrl-C, or somebody who wanted the machine."""
+    return INTERRUPTED if number == signal.SIGINT else TOLD_TO_END
 
 
 def _dispatch(args: list[str]) -> int:
@@ -69,9 +81,9 @@ def _help() -> str:
 
 
 def _complain(error: object, *, code: int) -> int:
-    # A wrong request is one in every process of a run; one of them tells it.
+    # A wrong request is one in every process of a run, and so is a signal's; one of them tells it.
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and (code == 2 or getattr(error, "told_by_main", False)):
+    if rank != "0" and (code in (2, INTERRUPTED, TOLD_TO_END) or getattr(error, "told_by_main", False)):
         return code
     # In one line: a name that holds line breaks would write lines of its own, as if they were ours.
     sys.stderr.write(f"mae: error: {' '.join(visible(str(error)).splitlines())}\n")

@@ -1,15 +1,20 @@
 """`mae evaluate PROTOCOL MODEL --data LABELLED`."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from mae.config import Device
 from mae.options import shown
 from mae.records import check_known
+
+if TYPE_CHECKING:
+    from mae.evaluation.run import Evaluator
 
 # What stands here is shown without loading PyTorch; each protocol's own help loads its file.
 _PROTOCOLS = {
@@ -43,6 +48,8 @@ class Request:
     """Decides what the protocol draws."""
     overlap: Literal["error", "drop"] = "error"
     """Test images that are among the training images: an error, or left out of the test."""
+    gpus: Annotated[int | None, shown("one", "N")] = None
+    """Judge on so many GPUs of this machine, a process each; with --device cpu so many processes."""
 
 
 def run(args: list[str]) -> int:
@@ -77,25 +84,40 @@ def _one(name: str, args: list[str]) -> int:
     request, protocol = tyro.cli(
         evaluate, args=args, prog=f"mae evaluate {name}", description=f"{name}: {_PROTOCOLS[name]}."
     )
-    _evaluator(request).judge(name, protocol)
+    if request.gpus is not None:
+        return _in_many(request, [name, *args])
+    with _evaluator(request) as evaluator:
+        evaluator.judge(name, protocol)
     return 0
 
 
 def _all(args: list[str]) -> int:
-    from rich.console import Console
-
     from mae.report.canvas import visible
 
     request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_PROTOCOLS['all']}.")
-    page = _evaluator(request).judge_all()
-    Console().print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
+    if request.gpus is not None:
+        return _in_many(request, ["all", *args])
+    with _evaluator(request) as evaluator:
+        page = evaluator.judge_all()
+        evaluator.console.print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 
-def _evaluator(request: Request) -> Any:
+def _in_many(request: Request, args: list[str]) -> int:
+    from mae.cli.launch import launch
+
+    assert request.gpus is not None
+    return launch(request.gpus, device=request.device, command=["evaluate", *args])
+
+
+@contextmanager
+def _evaluator(request: Request) -> Iterator["Evaluator"]:
     from rich.console import Console
 
     from mae.evaluation.run import Evaluator
+    from mae.training.distributed import joined_world
 
     values = dict(vars(request))
-    return Evaluator(values.pop("model"), **values, console=Console())
+    del values["gpus"]
+    with joined_world(values.pop("device")) as (world, device):
+        yield Evaluator(values.pop("model"), **values, device=device, world=world, console=Console())

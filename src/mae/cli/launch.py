@@ -1,7 +1,6 @@
-"""`mae pretrain --gpus N`: the same command in N processes of this machine, started by PyTorch's own launcher."""
+"""`--gpus N`: the same command in N processes of this machine, started by PyTorch's own launcher."""
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from mae.cli.pretrain import INTERRUPTED, TOLD_TO_END
+from mae.cli import code_of_signal
 from mae.errors import UsageError
 from mae.training.device import choose_device
 
@@ -18,13 +17,13 @@ _GRACE_SECONDS = 600
 """What the processes get to save after a signal, before they are killed."""
 
 
-def launch(gpus: int, *, device: str, args: Sequence[str]) -> int:
+def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     """Start the processes and wait for them.
 
     Args:
         gpus: how many.
         device: where they compute, as `--device` has it.
-        args: those of `mae pretrain`, `--gpus` among them.
+        command: the words behind `mae`, `--gpus` among them.
 
     Returns:
         Their exit code.
@@ -47,12 +46,12 @@ def launch(gpus: int, *, device: str, args: Sequence[str]) -> int:
         signals_to_handle=os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"],
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "mae", "pretrain", *without_gpus(args))
+        elastic_launch(config, sys.executable)("-m", "mae", *without_gpus(command))
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1
     except SignalException as told:  # passed on to the processes, which saved
-        return INTERRUPTED if told.sigval == signal.SIGINT else TOLD_TO_END
+        return code_of_signal(told.sigval)
     return 0
 
 
@@ -73,9 +72,9 @@ def check_number(gpus: int, device: str) -> None:
         raise UsageError(f"--gpus is {gpus}, and PyTorch finds none here; give --device cpu for so many processes")
 
 
-def without_gpus(args: Sequence[str]) -> list[str]:
+def without_gpus(command: Sequence[str]) -> list[str]:
     """The words of a command without `--gpus N`."""
-    kept, words = [], iter(args)
+    kept, words = [], iter(command)
     for word in words:
         if word == "--gpus":
             next(words, None)

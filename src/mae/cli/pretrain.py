@@ -1,12 +1,12 @@
 """`mae pretrain SOURCE`."""
 
 import shlex
-import signal
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from mae.cli import code_of_signal
 from mae.config import PretrainConfig
 from mae.options import shown
 from mae.recipes import recipe_config
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
     from mae.pretraining.run import PretrainResult
 
-INTERRUPTED, TOLD_TO_END = 130, 75
-"""Exit codes of a run that Ctrl-C stopped, and of one that another signal did: somebody wanted the machine, and the
-same command goes on with it (75 is the system's code for a failure that passes)."""
-
 
 def run(args: list[str]) -> int:
     """Parse, train, and tell how to go on if a signal stopped it."""
@@ -27,7 +23,7 @@ def run(args: list[str]) -> int:
     if gpus is not None:
         from mae.cli.launch import launch
 
-        return launch(gpus, device=config.device, args=args)
+        return launch(gpus, device=config.device, command=["pretrain", *args])
 
     from rich.console import Console
 
@@ -43,7 +39,7 @@ def stopped(console: "Console", result: "PretrainResult") -> int:
     how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
     if result.is_main:
         console.print(how, soft_wrap=True, highlight=False, markup=False)
-    return INTERRUPTED if result.stopped_by == signal.SIGINT else TOLD_TO_END
+    return code_of_signal(result.stopped_by)
 
 
 def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool, int | None]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mae.cli.pretrain import INTERRUPTED, given_options, named_recipe
+from mae.cli import INTERRUPTED
+from mae.cli.pretrain import given_options, named_recipe
 from mae.config import Device, PretrainConfig
 from mae.options import shown
 from mae.recipes import recipe_config

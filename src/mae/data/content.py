@@ -11,27 +11,20 @@ from mae.data.base import pixel_digest
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
 
-_PART = 4096
-"""Images handed to the threads at a time: each that waits takes memory."""
-
 
 def content_digests(
     images: ImageSet, numbers: Int64[Tensor, " n"]
-) -> tuple[Int64[Tensor, " readable"], Int64[Tensor, " readable"]]:
+) -> tuple[Int64[Tensor, " readable"], Int64[Tensor, " readable"], list[str]]:
     """64 bits (blake2b) of each image's shape, type and decoded pixels; among a million images none agree by chance.
 
-    Two sets are comparable where they have the same number of channels and type. Images that turn out to be
-    unreadable are reported to the set and left out.
+    Two sets are comparable where they have the same number of channels and type.
 
     Args:
         images: where images are read from.
-        numbers: which of them.
+        numbers: which of them; some thousands at a time, since each that waits takes memory.
 
     Returns:
-        The digests, and the numbers of the images they are of.
-
-    Raises:
-        MAEError: more unreadable images than the set allows.
+        The digests, the numbers of the images they are of, and what was wrong with the others.
     """
 
     def digest(number: int) -> int | str:
@@ -41,13 +34,15 @@ def content_digests(
             return str(error)
         return int.from_bytes(pixel_digest([pixels]), "little", signed=True)
 
-    found: dict[int, int] = {}
     with ThreadPoolExecutor() as pool:
-        for part in numbers.split(_PART):
-            results = dict(zip(part.tolist(), pool.map(digest, part.tolist()), strict=True))
-            images.report_unreadable(result for result in results.values() if isinstance(result, str))
-            found |= {number: result for number, result in results.items() if isinstance(result, int)}
-    return torch.tensor(list(found.values()), dtype=torch.int64), torch.tensor(list(found), dtype=torch.int64)
+        results = list(zip(numbers.tolist(), pool.map(digest, numbers.tolist()), strict=True))
+    found = {number: result for number, result in results if isinstance(result, int)}
+    unreadable = [result for _, result in results if isinstance(result, str)]
+    return (
+        torch.tensor(list(found.values()), dtype=torch.int64),
+        torch.tensor(list(found), dtype=torch.int64),
+        unreadable,
+    )
 
 
 def same_content(first: Int64[Tensor, " n"], second: Int64[Tensor, " m"]) -> list[tuple[int, int]]:

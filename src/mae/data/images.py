@@ -261,6 +261,7 @@ def load_images(
     no_data: str | None = None,
     max_unreadable: float = 0.001,
     memory_limit: int | None = None,
+    processes: int = 1,
 ) -> ImageSet:
     """Opens a source: looks at some headers, then decodes everything into memory if it is small enough.
 
@@ -271,6 +272,7 @@ def load_images(
         no_data: the value that stands for no measurement, a number or `nan`; None: every value is one.
         max_unreadable: share of the files, 0 to 1, that may be unreadable.
         memory_limit: bytes that decoded images may take; never more than a quarter of the free memory is used.
+        processes: of this machine that do the same and share that quarter.
 
     Raises:
         UsageError: a channel of a name that is not there, or fewer or more names than `in_chans`.
@@ -280,7 +282,7 @@ def load_images(
     survey = _survey(source)
     form, names = _settled(survey.infos, in_chans, channels, no_data, name=source.name)
     sizes = np.array([(info.height, info.width) for info in survey.infos])
-    free = psutil.virtual_memory().available // 4
+    free = psutil.virtual_memory().available // (4 * processes)
     limit = free if memory_limit is None else min(memory_limit, free)
     estimate = int(sizes.prod(axis=1).mean() * form.channels * form.dtype.itemsize * len(source))
     broken: dict[int, str] = {}

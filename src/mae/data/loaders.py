@@ -307,14 +307,14 @@ def normalise(
     return (values - mean.to(images.device)[:, None, None]) / std.to(images.device)[:, None, None]
 
 
-def default_workers(device_type: str, in_memory: bool) -> int:
-    """How many loading processes suit this machine.
+def default_workers(device_type: str, in_memory: bool, *, processes: int) -> int:
+    """How many loading processes suit each of some processes that train together on this machine.
 
     A GPU leaves the cores free to load. A model on the CPU wants them itself: on two cores training was fastest
     without workers (459 images/s against 448 with one for images in memory, 293 against 279 for files). Where
     processes are not forked (macOS, Windows), each worker would get a copy of all images in memory.
     """
-    cores = os.cpu_count() or 1
+    cores = (os.cpu_count() or 1) // processes
     if in_memory and sys.platform != "linux":
         return 0
     if device_type == "cuda":

@@ -61,6 +61,7 @@ def mix(
     mixup: float = 0.8,
     cutmix: float = 1.0,
     switch: float = 0.5,
+    before: tuple[Float32[Tensor, "C H W"], Int64[Tensor, ""]] | None = None,
 ) -> tuple[Float32[Tensor, "B C H W"], Float[Tensor, "B {num_classes}"]]:
     """Mixes each image and its label with those of the one before it, all images of the batch by the same share.
 
@@ -75,14 +76,17 @@ def mix(
         mixup: both parameters of the Beta distribution that mixup draws its share from, above 0.
         cutmix: the same for cutmix.
         switch: probability of cutmix; 0 always takes mixup, 1 always cutmix.
+        before: the image and label before these, which are then a part of a batch; None: the last of these.
 
     Returns:
         The images and their soft targets, which sum to 1.
     """
+    if before is not None:
+        images, labels = torch.cat([before[0][None], images]), torch.cat([before[1][None], labels])
     if len(images) == 1:
         return images, one_hot(labels, num_classes).float()
     with drawing_from(seed):
         cuts = torch.rand(()).item() < switch
         mixer = CutMix(alpha=cutmix, num_classes=num_classes) if cuts else MixUp(alpha=mixup, num_classes=num_classes)
         mixed, targets = mixer(images, labels)
-    return mixed, targets
+    return (mixed, targets) if before is None else (mixed[1:], targets[1:])

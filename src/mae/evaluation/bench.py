@@ -18,6 +18,7 @@ from mae.data.sources import Source
 from mae.evaluation.extractors import PATCHES, Extractor, comparators
 from mae.evaluation.features import FeatureSet, FeatureStore, Opened
 from mae.evaluation.scores import majority_share
+from mae.training.distributed import World
 
 Part = Literal["train", "test"]
 THIS_MODEL = "this model"
@@ -35,6 +36,7 @@ class _Subject:
         seed: decides what a protocol draws.
         console: where progress is shown.
         store: keeps the features; None: a new one in the folder.
+        world: the processes that judge the model together; each does all that is not dealt out among them.
     """
 
     extractor: Extractor
@@ -43,10 +45,15 @@ class _Subject:
     seed: int
     console: Console
     store: FeatureStore | None = None
+    world: World = World()
 
     @cached_property
     def _store(self) -> FeatureStore:
-        return self.store or FeatureStore(self.folder / "features", device=self.device, console=self.console)
+        folder = self.folder / "features"
+        return self.store or FeatureStore(folder, device=self.device, console=self.console, world=self.world)
+
+    def _open(self, source: Source) -> Opened:
+        return Opened(source, keep=self.world.size == 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +72,7 @@ class Bench(_Subject):
 
     @cached_property
     def _opened(self) -> dict[str, Opened]:
-        return {part: Opened(split.source) for part, split in self._splits.items()}
+        return {part: self._open(split.source) for part, split in self._splits.items()}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -146,7 +153,7 @@ class Gallery(_Subject):
 
     @cached_property
     def _opened(self) -> Opened:
-        return Opened(self.source)
+        return self._open(self.source)
 
     def images(self) -> ImageSet:
         """The images, with the model's channels; its `readable` ones are the rows of features."""

@@ -16,12 +16,13 @@ from mae.errors import UsageError
 from mae.evaluation.bench import Gallery
 from mae.evaluation.extractors import PATCHES, open_extractor, show_loaded
 from mae.evaluation.feature_files import check_target, write_features
-from mae.evaluation.features import normalised_batches
+from mae.evaluation.features import FeatureSet, normalised_batches
 from mae.evaluation.knn import nearest
 from mae.evaluation.run import usual_folder
 from mae.randomness import permutation
 from mae.report.neighbours import draw_neighbours
 from mae.training.device import choose_device
+from mae.training.distributed import World, joined_world
 
 
 def embed(
@@ -52,22 +53,27 @@ def embed(
         UsageError: the file is there already or of another kind, or a feature that the model does not give.
         MAEError: images that cannot be read, or a disk that is full.
     """
-    check_target(Path(out))
-    gallery = _gallery(model, str(source), Path(data_root), device, Console(quiet=quiet))
-    wanted = _wanted(gallery, [features] if isinstance(features, str) else features)
-    found = [gallery.patches()] if PATCHES in wanted else []
-    found += [gallery.features()] if set(wanted) - {PATCHES} else []
+    with joined_world(device) as (world, chosen):
+        world.from_main(lambda: check_target(Path(out)))
+        gallery = _gallery(model, str(source), Path(data_root), chosen, Console(quiet=quiet), world)
+        wanted = _wanted(gallery, [features] if isinstance(features, str) else features)
+        found = [gallery.patches()] if PATCHES in wanted else []
+        found += [gallery.features()] if set(wanted) - {PATCHES} else []
+        world.from_main(lambda: _write(gallery, found, wanted, Path(out), str(source)))
+    return Path(out)
+
+
+def _write(gallery: Gallery, found: Sequence[FeatureSet], wanted: Sequence[str], out: Path, source: str) -> None:
     arrays = {name: array for part in found for name, array in part.arrays.items()}
     opened, numbers = gallery.source, found[0].numbers.tolist()
     infos = [opened.probe(number) for number in numbers]
     write_features(
-        Path(out),
+        out,
         names=[opened.item_name(number) for number in numbers],
         sizes=torch.tensor([(info.height, info.width) for info in infos]),
         arrays={name: arrays[name].numpy() for name in wanted},
-        about={"model": gallery.extractor.name, "source": str(source), "source_version": opened.version()},
+        about={"model": gallery.extractor.name, "source": source, "source_version": opened.version()},
     )
-    return Path(out)
 
 
 def neighbours(
@@ -106,7 +112,8 @@ def neighbours(
     asked = queries if isinstance(queries, int) else len(queries)
     if asked < 1 or k < 1:
         raise UsageError(f"{asked} images to start from, {k} neighbours of each; expected 1 or more")
-    gallery = _gallery(model, str(source), Path(data_root), device, Console(quiet=quiet))
+    chosen = choose_device(device)
+    gallery = _gallery(model, str(source), Path(data_root), chosen, Console(quiet=quiet), World())
     found = gallery.features()
     if feature not in found.arrays:
         raise UsageError(f"the model gives no feature {feature!r}; it gives {', '.join(found.arrays)}")
@@ -118,7 +125,7 @@ def neighbours(
     else:
         rows = _rows(queries, gallery.source, found.numbers)
     k = min(k, len(features) - 1)
-    similarities, places = nearest(features, features[rows], k=k + 1, device=choose_device(device))
+    similarities, places = nearest(features, features[rows], k=k + 1, device=chosen)
     kept = _without_itself(places, rows)
     similarities, places = (values.gather(1, kept) for values in (similarities, places))
     images, names = gallery.images(), gallery.source.item_name
@@ -150,17 +157,20 @@ def _wanted(gallery: Gallery, features: Sequence[str]) -> list[str]:
     return list(features) or [name for name in given if name != PATCHES]
 
 
-def _gallery(model: Any, source: str, data_root: Path, device_name: str, console: Console) -> Gallery:
-    device = choose_device(device_name)
-    extractor = open_extractor(model, device=device)
+def _gallery(model: Any, source: str, data_root: Path, device: torch.device, console: Console, world: World) -> Gallery:
+    if not world.is_main:
+        console = Console(quiet=True)
+    with world.main_first():  # a download goes to one folder
+        extractor, opened = open_extractor(model, device=device), open_source(source, data_root=data_root)
     show_loaded(console, extractor.loaded)
     return Gallery(
         extractor=extractor,
-        source=open_source(source, data_root=data_root),
+        source=opened,
         folder=usual_folder(model, extractor),
         device=device,
         seed=0,
         console=console,
+        world=world,
     )
 
 

@@ -1,17 +1,22 @@
-"""Features of a whole source: computed once, stored beside the run, read memory-mapped by every protocol."""
+"""Features of a whole source: computed once, stored beside the run, read memory-mapped by every protocol.
+
+Several processes deal the batches out among them, whole ones, so that features are bit for bit those of one process.
+The main one writes them, where the others see them too.
+"""
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from tokenize import TokenError
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import psutil
@@ -29,9 +34,13 @@ from mae.data.sources import Source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing, Reading, preprocessing_text
 from mae.records import read_json, write_json
+from mae.training.distributed import World
 
 BATCH_SIZE = 128
 """Images that an extractor is given at a time."""
+
+_DIGESTED = 4096
+"""Images that are digested at a time, over all processes."""
 
 _FORMAT = 1
 _ASIDE = ".writing-"
@@ -57,11 +66,13 @@ class Opened:
     Args:
         source: where the images are.
         max_unreadable: share of the files that may be unreadable.
+        keep: whether to keep them in memory if they are few; not where each of many processes looks at some.
     """
 
-    def __init__(self, source: Source, *, max_unreadable: float = 0.01) -> None:
+    def __init__(self, source: Source, *, max_unreadable: float = 0.01, keep: bool = True) -> None:
         self.source = source
         self._max_unreadable = max_unreadable
+        self._memory_limit = None if keep else 0
         self._images: dict[Reading, ImageSet] = {}
 
     @cached_property
@@ -84,25 +95,31 @@ class Opened:
                 channels=channels,
                 no_data=no_data,
                 max_unreadable=self._max_unreadable,
+                memory_limit=self._memory_limit,
             )
         return self._images[reading]
 
 
 class FeatureStore:
-    """Stored arrays by a key of all that decides them; what is not there is computed.
+    """Stored arrays by a key of all that decides them; what is not there is computed, by all processes together.
+
+    Every process asks for the same in the same order.
 
     Args:
-        folder: where they are kept, a folder for each key.
+        folder: where they are kept, a folder for each key; all processes see it.
         device: where extractors compute.
         console: where progress is shown.
+        world: the processes that compute together.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device, console: Console) -> None:
+    def __init__(self, folder: Path, *, device: torch.device, console: Console, world: World) -> None:
         self.folder = folder
         self.device = device
         self.console = console
+        self.world = world
         # What cannot be known again by its weights is kept for the life of this store alone.
-        self._passing: dict[int, tuple[Extractor, TemporaryDirectory[str]]] = {}
+        self._passing: dict[int, tuple[Extractor, Path]] = {}
+        self._aside = ExitStack()
 
     def features(self, extractor: Extractor, opened: Opened, *, patches: bool = False) -> FeatureSet:
         """An extractor's features of every readable image; patch tokens come alone, since they are large.
@@ -117,13 +134,9 @@ class FeatureStore:
             "preprocessing": preprocessing_text(extractor.preprocessing),
             "images": hashlib.sha256(torch.stack([digests, numbers]).numpy().data).hexdigest()[:16],
         }
-        root = self.folder
-        if extractor.identity is None:
-            if id(extractor) not in self._passing:
-                self._passing[id(extractor)] = (extractor, TemporaryDirectory(prefix="mae-features-"))
-            root = Path(self._passing[id(extractor)][1].name)
-        compute = partial(self._extract, extractor, opened, only_patches=patches)
-        return FeatureSet(arrays=_stored(root, key, compute), numbers=numbers)
+        root = self.folder if extractor.identity is not None else self._passing_folder(extractor)
+        compute = partial(self._extracted, extractor, opened, only_patches=patches)
+        return FeatureSet(arrays=self._stored(root, key, len(numbers), compute), numbers=numbers)
 
     def images(self, opened: Opened, reading: Reading) -> ImageSet:
         """The images of a source, each of which was tried once: those that are `readable` really are.
@@ -138,70 +151,148 @@ class FeatureStore:
 
     def digests(self, opened: Opened, reading: Reading) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
         """`content_digests` of every readable image, and their numbers in the source."""
-
-        def compute(folder: Path) -> None:
-            images = opened.images(reading)
-            digests, numbers = content_digests(images, images.readable)
-            np.save(folder / "digests.npy", digests.numpy())
-            np.save(folder / "numbers.npy", numbers.numpy())
-
         key = {"kind": "content", "data": opened.version, "reading": repr(reading)}
-        arrays = _stored(self.folder, key, compute)
+        arrays = self._stored(self.folder, key, None, lambda: self._digested(opened.images(reading)))
         return arrays["digests"], arrays["numbers"]
 
-    def _extract(self, extractor: Extractor, opened: Opened, folder: Path, *, only_patches: bool) -> None:
+    def _digested(self, images: ImageSet) -> Iterator[Mapping[str, np.ndarray]]:
+        def digest(numbers: Tensor) -> Mapping[str, Tensor]:
+            digests, readable, unreadable = content_digests(images, numbers)
+            told = torch.frombuffer(bytearray(json.dumps(unreadable).encode()), dtype=torch.uint8)
+            return {"digests": digests, "numbers": readable, "unreadable": told}
+
+        parts = images.readable.split(max(BATCH_SIZE, _DIGESTED // self.world.size))
+        found: dict[str, list[np.ndarray]] = {"digests": [], "numbers": []}
+        for part in self.world.in_turns(parts, digest):
+            images.report_unreadable(json.loads(part["unreadable"].numpy().tobytes()))
+            for name, values in found.items():
+                values.append(part[name].numpy())
+        yield {name: np.concatenate(values) for name, values in found.items()}
+
+    def _extracted(
+        self, extractor: Extractor, opened: Opened, *, only_patches: bool
+    ) -> Iterator[Mapping[str, np.ndarray]]:
+        """The features, batch by batch."""
         images = self.images(opened, extractor.preprocessing.reading)
-        count = len(images.readable)
-        batches = normalised_batches(images, extractor.preprocessing, device=self.device)
-        total = -(-count // BATCH_SIZE)
         what = f"{'patch tokens' if only_patches else 'features'} of {opened.source.name}: {extractor.name}"
         if not self.console.is_terminal:  # no bar there, and this can take long
-            self.console.print(f"computing {what}, {count:,} images", highlight=False, markup=False, soft_wrap=True)
+            told = f"computing {what}, {len(images.readable):,} images"
+            self.console.print(told, highlight=False, markup=False, soft_wrap=True)
+        batches = computed_batches(
+            images,
+            extractor.preprocessing,
+            lambda batch, _: _wanted(extractor.named(batch), only_patches, extractor.name),
+            device=self.device,
+            world=self.world,
+        )
+        total = -(-len(images.readable) // BATCH_SIZE)
         shown = track(
             batches, description=what, total=total, console=self.console, disable=not self.console.is_terminal
         )
-        # Written row by row, since a mapped file that meets a full disk ends the process without a word.
-        files: dict[str, IO[bytes]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        with ExitStack() as stack:
-            for batch in shown:
-                named = extractor.named(batch)
-                for name in _wanted(named, only_patches, extractor.name):
-                    if name not in files:
-                        files[name] = stack.enter_context((folder / f"{name}.npy").open("wb"))
-                        shapes[name] = (count, *named[name].shape[1:])
-                    values = _checked(named[name], (len(batch), *shapes[name][1:]), name, extractor.name)
-                    if files[name].tell() == 0:
-                        write_header(files[name], values.dtype, shapes[name])
-                    files[name].write(values.data)
+        for batch, numbers in zip(shown, images.readable.split(BATCH_SIZE), strict=True):
+            for name, values in batch.items():
+                shapes.setdefault(name, values.shape[1:])
+            yield {
+                name: _checked(batch[name], (len(numbers), *shape), name, extractor.name)
+                for name, shape in shapes.items()
+            }
 
+    def _passing_folder(self, extractor: Extractor) -> Path:
+        if id(extractor) not in self._passing:
+            made = self.world.from_main(lambda: self._aside.enter_context(TemporaryDirectory(prefix="mae-features-")))
+            self._passing[id(extractor)] = (extractor, Path(made))
+        return self._passing[id(extractor)][1]
 
-def _stored(root: Path, key: Mapping[str, str], compute: Callable[[Path], None]) -> dict[str, Tensor]:
-    """The arrays of a key; a folder is there whole, under its name, or not at all."""
-    told = {"format": _FORMAT, **key}
-    folder = root / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    if (found := _read(folder)) is not None:
+    def _stored(
+        self,
+        root: Path,
+        key: Mapping[str, str],
+        count: int | None,
+        compute: Callable[[], Iterable[Mapping[str, np.ndarray]]],
+    ) -> dict[str, Tensor]:
+        """The arrays of a key; a folder is there whole, under its name, or not at all.
+
+        Args:
+            root: holds the folder.
+            key: all that decides the arrays.
+            count: their rows; None: the first part has all of them.
+            compute: gives them part by part.
+        """
+        told = {"format": _FORMAT, **key}
+        folder = root / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        if not self.world.from_main(lambda: _read(folder) is not None):
+            if self.world.is_main:
+                _write(folder, told, count, compute())
+            else:
+                deque(compute(), maxlen=0)
+            self.world.from_main(lambda: None)  # the others wait until everything is written
+        if (found := _read(folder)) is None:
+            raise MAEError(
+                f"{folder} was written, and process {self.world.rank} of {self.world.size} cannot see it; --out must "
+                "be a folder that all machines share"
+            )
         return found
-    aside = root / f"{_ASIDE}{folder.name}-{os.getpid()}"  # another process may be at the same
+
+
+def computed_batches(
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    compute: Callable[[Tensor, Tensor], Mapping[str, Tensor]],
+    *,
+    device: torch.device,
+    world: World,
+    numbers: Tensor | None = None,
+) -> Iterator[Mapping[str, Tensor]]:
+    """What is computed from batches of central crops, in their order, in every process; see `World.in_turns`.
+
+    Args:
+        images: where they come from.
+        preprocessing: how they are cropped and normalised.
+        compute: is given the normalised images of a batch and their numbers.
+        device: where the images go.
+        world: the processes that compute.
+        numbers: which images; None: every readable one.
+    """
+
+    def of(part: Tensor) -> Mapping[str, Tensor]:
+        batch = next(normalised_batches(images, preprocessing, device=device, numbers=part))
+        return compute(batch, part)
+
+    return world.in_turns((images.readable if numbers is None else numbers).split(BATCH_SIZE), of)
+
+
+def _write(folder: Path, told: Mapping[str, Any], count: int | None, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+    aside = folder.parent / f"{_ASIDE}{folder.name}-{os.getpid()}"  # another process may be at the same
     try:
-        for leftover in root.glob(f"{_ASIDE}{folder.name}-*"):
+        for leftover in folder.parent.glob(f"{_ASIDE}{folder.name}-*"):
             if leftover == aside or not psutil.pid_exists(int(leftover.name.rpartition("-")[2])):
                 shutil.rmtree(leftover)
         aside.mkdir(parents=True)
-        compute(aside)
+        _write_arrays(aside, count, parts)
         arrays = sorted(path.stem for path in aside.glob("*.npy"))
         write_json(aside / "key.json", {**told, "arrays": arrays})
-        if (found := _read(folder)) is not None:  # the other one was faster
-            return found
+        if _read(folder) is not None:  # the other one was faster
+            return
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
     except OSError as error:
         raise MAEError(f"could not store features in {folder}: {error}; free space there") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    written = _read(folder)
-    assert written is not None
-    return written
+
+
+def _write_arrays(aside: Path, count: int | None, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+    # Written row by row, since a mapped file that meets a full disk ends the process without a word.
+    files: dict[str, IO[bytes]] = {}
+    with ExitStack() as stack:
+        for part in parts:
+            for name, values in part.items():
+                if name not in files:
+                    files[name] = stack.enter_context((aside / f"{name}.npy").open("wb"))
+                    shape = (len(values) if count is None else count, *values.shape[1:])
+                    write_header(files[name], values.dtype, shape)
+                files[name].write(values.data)
 
 
 def write_header(file: IO[bytes], dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -233,10 +324,10 @@ def normalised_batches(
         yield normalise(batch.to(device), mean, std)
 
 
-def _wanted(named: Collection[str], only_patches: bool, extractor: str) -> list[str]:
+def _wanted(named: Mapping[str, Tensor], only_patches: bool, extractor: str) -> dict[str, Tensor]:
     if only_patches and PATCHES not in named:
         raise UsageError(f"{extractor} gives no patch tokens, only {', '.join(named)}; this protocol needs them")
-    wanted = [name for name in named if (name == PATCHES) == only_patches]
+    wanted = {name: values for name, values in named.items() if (name == PATCHES) == only_patches}
     if not wanted:
         raise UsageError(f"{extractor} gives no feature of the whole image, only patch tokens; give a mean of them too")
     return wanted

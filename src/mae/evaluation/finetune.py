@@ -13,9 +13,15 @@ from mae.data.augmentation import Augmentation
 from mae.data.mixing import erase, mix
 from mae.errors import UsageError
 from mae.evaluation.bench import Bench, Outcome
-from mae.evaluation.features import normalised_batches
+from mae.evaluation.features import computed_batches
 from mae.evaluation.scores import top_k_accuracy
-from mae.evaluation.supervised import SupervisedPlan, SupervisedTraining, largest_batch, train_with_labels
+from mae.evaluation.supervised import (
+    LabelledBatch,
+    SupervisedPlan,
+    SupervisedTraining,
+    largest_batch,
+    train_with_labels,
+)
 from mae.models.classifier import (
     ImageClassifier,
     build_classifier,
@@ -162,7 +168,7 @@ class Finetune:
             plan,
             classifier.train(),
             optimizer,
-            prepare=lambda images, labels, keys: self._prepare(images, labels, keys, bench.num_classes),
+            prepare=lambda batch: self._prepare(batch, bench),
             look=lambda: {"test": top_k_accuracy(rank(bench, classifier, top=1), bench.labels("test"))},
         )
         return self._outcome(bench, classifier, settled, training)
@@ -191,13 +197,16 @@ class Finetune:
         elif self.bitfit:
             train_biases(classifier)
 
-    def _prepare(self, images: Tensor, labels: Tensor, keys: Tensor, num_classes: int) -> Mapping[str, Any]:
-        if self.augment:
-            images = erase(images, keys)
+    def _prepare(self, batch: LabelledBatch, bench: Bench) -> Mapping[str, Any]:
+        images = erase(batch.images, batch.keys) if self.augment else batch.images
         if not self.mixing:
-            return {"images": images, "target": labels}
-        seed = seeds(keys[:1], Stream.MIX)[0]
-        images, target = mix(images, labels, num_classes=num_classes, seed=seed)
+            return {"images": images, "target": batch.labels}
+        before = None
+        if bench.world.size > 1:
+            last, last_label = (bench.world.whole_batch(rows[-1:]) for rows in (images, batch.labels))
+            before = (last[bench.world.rank - 1], last_label[bench.world.rank - 1])
+        seed = seeds(batch.first_key, Stream.MIX)[0]
+        images, target = mix(images, batch.labels, num_classes=bench.num_classes, seed=seed, before=before)
         return {"images": images, "target": target}
 
     def _outcome(
@@ -230,7 +239,13 @@ class Finetune:
 
 def rank(bench: Bench, classifier: ImageClassifier, *, top: int) -> Tensor:
     """The classes of each readable test image by falling score, `[m, top]`."""
-    batches = normalised_batches(bench.images("test"), bench.extractor.preprocessing, device=bench.device)
     top = min(top, bench.num_classes)
+    batches = computed_batches(
+        bench.images("test"),
+        bench.extractor.preprocessing,
+        lambda images, _: {"ranked": classifier.logits(images).topk(top, dim=1).indices.cpu()},
+        device=bench.device,
+        world=bench.world,
+    )
     with undisturbed(classifier):
-        return torch.cat([classifier.logits(images).topk(top, dim=1).indices.cpu() for images in batches])
+        return torch.cat([batch["ranked"] for batch in batches])

@@ -1,7 +1,8 @@
 """How spread out features are, told without labels: a model whose features collapse shows it here first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import log, sqrt
 
 import torch
@@ -23,6 +24,7 @@ _RANK_EPS = 1e-7  # the paper's, for float32
 _UNIFORMITY_ROWS = 10_000
 _UNIFORMITY_SEED = 0
 _VIEW_BATCH = 128
+_SHOWN = "number shown"  # no feature may have that name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +76,26 @@ class LabelFree:
         numbers = images.readable[chosen]
         crops = Crops(images=images, numbers=numbers, img_size=wanted.img_size, augmentation=Augmentation())
         mean, std = torch.tensor(wanted.mean), torch.tensor(wanted.std)
-        features: tuple[dict[str, list[Tensor]], ...] = ({}, {})
-        shown: tuple[list[Tensor], ...] = ([], [])
-        for part in numbers.split(_VIEW_BATCH):
-            for view, parts in enumerate(features):
-                piece = crops[part.tolist(), sample_keys(gallery.seed, view, part).tolist()]
-                if piece.images is None:
-                    raise MAEError(f"{images.name}: too many images in a row cannot be read; remove broken files")
-                shown[view].append(piece.shown)
-                for name, values in extractor.named(normalise(piece.images.to(gallery.device), mean, std)).items():
-                    if values.ndim == 2:
-                        parts.setdefault(name, []).append(values.float().cpu())
+
+        def look(part: Tensor, view: int) -> Mapping[str, Tensor]:
+            piece = crops[part.tolist(), sample_keys(gallery.seed, view, part).tolist()]
+            if piece.images is None:
+                raise MAEError(f"{images.name}: too many images in a row cannot be read; remove broken files")
+            named = extractor.named(normalise(piece.images.to(gallery.device), mean, std))
+            pooled = {name: values.float().cpu() for name, values in named.items() if values.ndim == 2}
+            return {**pooled, _SHOWN: piece.shown}
+
+        first, second = (
+            _joined(gallery.world.in_turns(numbers.split(_VIEW_BATCH), partial(look, view=view))) for view in (0, 1)
+        )
         # An image that cannot be read is replaced by one that its key names, which is another in each view.
-        same = torch.cat(shown[0]) == torch.cat(shown[1])
-        first, second = ({name: torch.cat(values)[same] for name, values in parts.items()} for parts in features)
-        return first, second
+        same = first.pop(_SHOWN) == second.pop(_SHOWN)
+        return {name: rows[same] for name, rows in first.items()}, {name: rows[same] for name, rows in second.items()}
+
+
+def _joined(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    found = list(parts)
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
 
 def _short(numbers: Mapping[str, float | None]) -> tuple[str, ...]:

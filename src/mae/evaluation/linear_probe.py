@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from mae.data.augmentation import Augmentation
 from mae.errors import UsageError
 from mae.evaluation.bench import THIS_MODEL, Bench, Outcome
-from mae.evaluation.features import normalised_batches, write_header
+from mae.evaluation.features import computed_batches, normalised_batches, write_header
 from mae.evaluation.logistic import choose_penalty
 from mae.evaluation.scores import top_k_accuracy
 from mae.evaluation.supervised import SupervisedPlan, largest_batch, train_with_labels
@@ -25,6 +25,7 @@ from mae.options import shown
 from mae.report.console import duration
 from mae.report.inference import undisturbed
 from mae.training.device import choose_precision
+from mae.training.distributed import World
 from mae.training.lars import LARS
 
 _TOP = 5
@@ -156,13 +157,20 @@ class ProbeHeads(nn.Module):
         encode: normalised images to named features `[B, D]`; it is not trained.
         widths: D of each feature that gets a head.
         num_classes: classes to tell apart.
+        world: the processes that train together; the norms then see the whole batch.
     """
 
     def __init__(
-        self, *, encode: Callable[[Tensor], Mapping[str, Tensor]], widths: Mapping[str, int], num_classes: int
+        self,
+        *,
+        encode: Callable[[Tensor], Mapping[str, Tensor]],
+        widths: Mapping[str, int],
+        num_classes: int,
+        world: World,
     ) -> None:
         super().__init__()
         self._encode = encode
+        self._world = world
         self.norms = nn.ModuleDict(
             {name: nn.BatchNorm1d(width, eps=1e-6, affine=False) for name, width in widths.items()}
         )
@@ -181,7 +189,13 @@ class ProbeHeads(nn.Module):
             features = dict(self._encode(images))
         if all(name in features for name in _BOTH):
             features["+".join(_BOTH)] = torch.cat([features[name] for name in _BOTH], dim=1)
-        return {name: self.heads[name](norm(features[name].float())) for name, norm in self.norms.items()}
+        return {name: self.heads[name](self._normed(norm, features[name].float())) for name, norm in self.norms.items()}
+
+    def _normed(self, norm: nn.Module, features: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
+        if not self.training or self._world.size == 1:
+            return norm(features)
+        # Frozen features need no gradient, so every process can have all of them.
+        return norm(self._world.whole_batch(features)).chunk(self._world.size)[self._world.rank]
 
 
 def _head(width: int, num_classes: int) -> nn.Linear:
@@ -198,7 +212,8 @@ def _official(options: LinearProbe, bench: Bench) -> Outcome:
     if all(name in widths for name in _BOTH):
         widths["+".join(_BOTH)] = sum(widths[name] for name in _BOTH)
     torch.manual_seed(bench.seed)
-    probe = ProbeHeads(encode=extractor.named, widths=widths, num_classes=bench.num_classes).to(bench.device)
+    probe = ProbeHeads(encode=extractor.named, widths=widths, num_classes=bench.num_classes, world=bench.world)
+    probe = probe.to(bench.device)
     images = len(bench.images("train").readable)
     batch_size = largest_batch(options.batch_size, 16384, images=images, steps_an_epoch=16)
     if batch_size // options.accumulate < 2:
@@ -230,7 +245,7 @@ def _official(options: LinearProbe, bench: Bench) -> Outcome:
         plan,
         probe.train(),
         LARS(probe.parameters(), momentum=_MOMENTUM, trust=_TRUST),
-        prepare=lambda images, labels, keys: {"images": images, "target": labels},
+        prepare=lambda batch: {"images": batch.images, "target": batch.labels},
         look=look,
     )
     rankings = _rankings(bench, probe)
@@ -272,10 +287,15 @@ def _official_note(options: LinearProbe, settled: Mapping[str, Any], images: int
 def _rankings(bench: Bench, probe: ProbeHeads) -> dict[str, Int64[Tensor, "m top"]]:
     """The classes of each readable test image by falling score, by feature."""
     top = min(_TOP, bench.num_classes)
-    parts: dict[str, list[Tensor]] = {}
-    batches = normalised_batches(bench.images("test"), bench.extractor.preprocessing, device=bench.device)
+    batches = computed_batches(
+        bench.images("test"),
+        bench.extractor.preprocessing,
+        lambda images, _: {
+            name: scores.topk(top, dim=1).indices.cpu() for name, scores in probe.logits(images).items()
+        },
+        device=bench.device,
+        world=bench.world,
+    )
     with undisturbed(probe):
-        for images in batches:
-            for name, scores in probe.logits(images).items():
-                parts.setdefault(name, []).append(scores.topk(top, dim=1).indices.cpu())
-    return {name: torch.cat(ranked) for name, ranked in parts.items()}
+        ranked = list(batches)
+    return {name: torch.cat([batch[name] for batch in ranked]) for name in ranked[0]}

@@ -1,6 +1,6 @@
 """How good a model's pictures of hidden pixels are, beside pictures that take no learning."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan, log10, nan
 from typing import Annotated
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from mae.data.images import ImageSet
 from mae.errors import MAEError, UsageError
 from mae.evaluation.bench import THIS_MODEL, Gallery, Outcome
-from mae.evaluation.features import BATCH_SIZE, normalised_batches
+from mae.evaluation.features import computed_batches
 from mae.evaluation.yardsticks import predict_mean_of_visible, predict_nearest_visible
 from mae.layers.patch_embed import patch_grid, patchify, unpatchify
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -23,6 +23,7 @@ from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.report.reconstruction import reconstruct
 from mae.types import MaskPlan
 
+_COUNT = "count"
 _WINDOW = 7  # scikit-image's for SSIM
 
 
@@ -54,14 +55,15 @@ class Reconstruction:
         order = permutation(gallery.seed, FIXED_EPOCH, len(images.readable))
         numbers = images.readable[order[: self.count].sort().values]
 
-        def masked() -> Iterator[tuple[Tensor, MaskPlan]]:
-            batches = normalised_batches(images, wanted, device=gallery.device, numbers=numbers)
-            for batch, part in zip(batches, numbers.split(BATCH_SIZE), strict=True):
-                keys = sample_keys(gallery.seed, FIXED_EPOCH, part).to(gallery.device)
-                yield batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys, self.mask_ratio)
-
         data_range = 1.0 if images.is_integer else _value_range(images, numbers.tolist())
-        found = reconstruction_quality(model, masked(), mean=wanted.mean, std=wanted.std, data_range=data_range)
+        judge = _Judge(model=model, mean=wanted.mean, std=wanted.std, data_range=data_range)
+
+        def of(batch: Tensor, part: Tensor) -> Mapping[str, Tensor]:
+            keys = sample_keys(gallery.seed, FIXED_EPOCH, part).to(gallery.device)
+            return judge.sums(batch, model.masking.plan(model.encoder.patch_embed.grid(batch), keys, self.mask_ratio))
+
+        sums = computed_batches(images, wanted, of, device=gallery.device, world=gallery.world, numbers=numbers)
+        found = judge.whole(sums)
         rows = tuple((_NAMES[name], *_in_digits(quality)) for name, quality in found.items())
         note = (
             f"Hidden pixels of {len(numbers):,} images, values as in the files (whole numbers scaled to [0, 1]). "
@@ -154,29 +156,55 @@ def reconstruction_quality(
         UsageError: there is no batch, a data range that is not above 0, or a model that predicts no pixels.
         MAEError: a picture with values that are not finite.
     """
-    if not (isfinite(data_range) and data_range > 0):
-        raise UsageError(f"data_range is {data_range}; expected the distance of two values, above 0 (integer data: 1)")
-    scale, shift = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (std, mean))
-    totals: dict[str, Tensor] = {}
-    count = 0
-    for images, plan in images_and_plans:
-        pictures, hidden = _pictures(model, images.float(), plan)
+    judge = _Judge(model=model, mean=mean, std=std, data_range=data_range)
+    return judge.whole(judge.sums(images, plan) for images, plan in images_and_plans)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Judge:
+    """Judges the pictures of a batch, and adds up what it found of many."""
+
+    model: MaskedAutoencoder
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    data_range: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.data_range) and self.data_range > 0):
+            raise UsageError(
+                f"data_range is {self.data_range}; expected the distance of two values, above 0 (integer data: 1)"
+            )
+
+    def sums(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> dict[str, Tensor]:
+        """Of each picture the sums of a batch over its hidden values, and how many of these there are."""
+        scale, shift = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (self.std, self.mean))
+        pictures, hidden = _pictures(self.model, images.float(), plan)
         images = images.float().cpu()  # first: MPS has no float64
         known, images = ~images.isnan(), images.nan_to_num(nan=0.0)
         hidden, true = hidden & known, images.double() * scale + shift
+        found = {_COUNT: hidden.sum()}
         for name, picture in pictures.items():
             drawn = torch.where(known, picture.cpu(), images).double() * scale + shift
             if not drawn.isfinite().all():
                 raise MAEError(
                     f"the picture '{name}' holds values that are not finite; the model or an image is broken"
                 )
-            totals[name] = totals.get(name, 0) + _sums(true, drawn, hidden, data_range)
-        count += int(hidden.sum())
-    if not totals:
-        raise UsageError("no images to reconstruct; give at least one batch")
-    if count == 0:
-        raise UsageError("no hidden value of these images is known: they hold no data there, so nothing can be judged")
-    return {name: _quality((total / count).tolist(), data_range) for name, total in totals.items()}
+            found[name] = _sums(true, drawn, hidden, self.data_range)
+        return found
+
+    def whole(self, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, PictureQuality]:
+        """The quality of each picture over all batches."""
+        totals: dict[str, Tensor] = {}
+        for batch in batches:
+            totals = {name: totals.get(name, 0) + sums for name, sums in batch.items()}
+        if not totals:
+            raise UsageError("no images to reconstruct; give at least one batch")
+        count = int(totals.pop(_COUNT))
+        if count == 0:
+            raise UsageError(
+                "no hidden value of these images is known: they hold no data there, so nothing can be judged"
+            )
+        return {name: _quality((total / count).tolist(), self.data_range) for name, total in totals.items()}
 
 
 def _pictures(

@@ -2,8 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,7 +26,8 @@ from mae.report.confusion import draw_confusion
 from mae.report.learning_curve import draw_learning_curve
 from mae.report.page import Section, write_page
 from mae.report.tables import show_grid
-from mae.training.device import choose_device, explained_memory_failure
+from mae.training.device import explained_memory_failure
+from mae.training.distributed import World, joined_world
 from mae.training.run_folder import RunFolder
 
 PROTOCOLS: Mapping[str, str] = {
@@ -82,6 +84,8 @@ def evaluate(
 ) -> Evaluation:
     """Judge a model by one of the field's protocols; does what the command `mae evaluate` does.
 
+    Under `torchrun` every process calls this; what they find is what one would.
+
     Args:
         protocol: a name of `PROTOCOLS`.
         model: a run folder, a checkpoint or a `.safetensors` file; `timm:NAME`; `hf:NAME_OR_PATH`; a
@@ -103,22 +107,28 @@ def evaluate(
     """
     kind = find_protocol(protocol)
     judge = records.from_json(kind, options, what=f"option of {protocol}")
-    evaluator = Evaluator(
-        model,
-        data=str(data),
-        test=None if test is None else str(test),
-        out=None if out is None else Path(out),
-        data_root=Path(data_root),
-        device=device,
-        seed=seed,
-        overlap=overlap,
-        console=Console(quiet=quiet),
-    )
-    return evaluator.judge(protocol, judge)
+    with joined_world(device) as (world, chosen):
+        evaluator = Evaluator(
+            model,
+            data=str(data),
+            test=None if test is None else str(test),
+            out=None if out is None else Path(out),
+            data_root=Path(data_root),
+            device=chosen,
+            seed=seed,
+            overlap=overlap,
+            console=Console(quiet=quiet),
+            world=world,
+        )
+        return evaluator.judge(protocol, judge)
 
 
 class Evaluator:
-    """One model and one set, judged by as many protocols as one likes; `evaluate` tells the arguments."""
+    """One model and one set, judged by as many protocols as one likes; `evaluate` tells the arguments.
+
+    All processes of `world` judge together: they deal out what is computed of images, and each does the rest. The main
+    one writes and speaks.
+    """
 
     def __init__(
         self,
@@ -128,23 +138,26 @@ class Evaluator:
         test: str | None,
         out: Path | None,
         data_root: Path,
-        device: str,
+        device: torch.device,
         seed: int,
         overlap: Overlap,
         console: Console,
+        world: World,
     ) -> None:
-        self.console = console
-        self.device = choose_device(device)
+        self.console = console if world.is_main else Console(quiet=True)
+        self.device = device
         self.seed = seed
-        self.extractor = open_extractor(model, device=self.device)
-        show_loaded(console, self.extractor.loaded)
+        self.world = world
+        with world.main_first():  # a download goes to one folder
+            self.extractor = open_extractor(model, device=self.device)
+        show_loaded(self.console, self.extractor.loaded)
         self.folder = out if out is not None else usual_folder(model, self.extractor)
         self._spec, self._test, self._data_root = data, test, data_root
         records.check_known([overlap], get_args(Overlap), what="overlap")
         self._overlap = overlap
         self._bench: Bench | None = None
         self._gallery: Gallery | None = None
-        self._store = FeatureStore(self.folder / "features", device=self.device, console=console)
+        self._store = FeatureStore(self.folder / "features", device=self.device, console=self.console, world=self.world)
 
     def judge(self, name: str, protocol: EvaluationProtocol) -> Evaluation:
         """Run one protocol, show its table, write its record and pictures.
@@ -173,18 +186,40 @@ class Evaluator:
             result=outcome.result,
             chance=1 / subject.num_classes if isinstance(subject, Bench) else None,
             majority=subject.majority() if isinstance(subject, Bench) else None,
-            pictures=_draw(outcome, subject, TITLES[name], place / stem),
+            pictures=self._draw(outcome, subject, TITLES[name], place / stem),
             seconds=time.monotonic() - began,
             hardware=hardware(self.device),
             versions=versions(),
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
-        _write(place / f"{stem}.json", record)
+        self.world.from_main(lambda: _write(place / f"{stem}.json", record))
         outcome = replace(outcome, rows=(*outcome.rows, *_yardstick_rows(record, len(outcome.header))))
         show_grid(self.console, f"{TITLES[name]}, {self._spec}", outcome.header, outcome.rows)
         if outcome.note:
             self.console.print(outcome.note, highlight=False, markup=False)
         return outcome, record
+
+    def _draw(self, outcome: Outcome, subject: Bench | Gallery, title: str, stem: Path) -> dict[str, str]:
+        """The pictures of an outcome, by what they show; drawn by the main process."""
+        if not isinstance(subject, Bench):
+            return {}
+        drawn: dict[str, Callable[..., None]] = {}
+        if outcome.ranking is not None:
+            matrix = confusion_matrix(outcome.ranking[:, 0], subject.labels("test"), num_classes=subject.num_classes)
+            drawn["confusion"] = partial(draw_confusion, matrix, class_names=subject.class_names, title=title)
+        if outcome.curve:
+            drawn["curve"] = partial(
+                draw_learning_curve,
+                outcome.curve,
+                series={name: name.replace("_", " ") for name in outcome.curve[0] if name != "epoch"},
+                levels={"commonest class": subject.majority(), "chance": 1 / subject.num_classes},
+                x="epoch",
+                title=title,
+            )
+        names = {what: f"{stem.name}-{what}.png" for what in drawn}
+        for what, draw in drawn.items():
+            self.world.from_main(partial(draw, path=stem.parent / names[what]))
+        return names
 
     def judge_all(self) -> Path:
         """Run the cheap protocols and put their tables and pictures on one page.
@@ -208,12 +243,9 @@ class Evaluator:
             )
             sections.append(section)
         page = self.folder / "evaluation" / "index.html"
-        write_page(
-            page,
-            title=f"How good are the features of {self.extractor.name}?",
-            facts=[(name, str(value)) for name, value in facts.items()],
-            sections=sections,
-        )
+        title = f"How good are the features of {self.extractor.name}?"
+        named = [(name, str(value)) for name, value in facts.items()]
+        self.world.from_main(lambda: write_page(page, title=title, facts=named, sections=sections))
         return page
 
     def bench(self) -> Bench:
@@ -223,7 +255,8 @@ class Evaluator:
             UsageError: not labelled, one class, classes that are missing, or the same image in both parts.
         """
         if self._bench is None:
-            data = open_labelled(self._spec, data_root=self._data_root, test=self._test)
+            with self.world.main_first():
+                data = open_labelled(self._spec, data_root=self._data_root, test=self._test)
             bench = self._on(data)
             pairs = bench.overlap()
             if pairs and self._overlap == "error":
@@ -242,6 +275,7 @@ class Evaluator:
             seed=self.seed,
             console=self.console,
             store=self._store,
+            world=self.world,
         )
 
     def gallery(self) -> Gallery:
@@ -251,14 +285,17 @@ class Evaluator:
             UsageError: nothing of that name, or no images there.
         """
         if self._gallery is None:
+            with self.world.main_first():
+                source = open_held_out(self._test or self._spec, data_root=self._data_root)
             self._gallery = Gallery(
                 extractor=self.extractor,
-                source=open_held_out(self._test or self._spec, data_root=self._data_root),
+                source=source,
                 folder=self.folder,
                 device=self.device,
                 seed=self.seed,
                 console=self.console,
                 store=self._store,
+                world=self.world,
             )
         return self._gallery
 
@@ -285,26 +322,6 @@ def _yardstick_rows(record: Evaluation, columns: int) -> list[tuple[str, ...]]:
         return []
     shares = {"commonest class": record.majority, "chance": record.chance}
     return [(name, f"{share:.1%}", *[""] * (columns - 2)) for name, share in shares.items()]
-
-
-def _draw(outcome: Outcome, subject: Bench | Gallery, title: str, stem: Path) -> dict[str, str]:
-    """The pictures of an outcome, by what they show."""
-    drawn = {}
-    if isinstance(subject, Bench) and outcome.ranking is not None:
-        matrix = confusion_matrix(outcome.ranking[:, 0], subject.labels("test"), num_classes=subject.num_classes)
-        drawn["confusion"] = f"{stem.name}-confusion.png"
-        draw_confusion(matrix, class_names=subject.class_names, title=title, path=stem.parent / drawn["confusion"])
-    if isinstance(subject, Bench) and outcome.curve:
-        drawn["curve"] = f"{stem.name}-curve.png"
-        draw_learning_curve(
-            outcome.curve,
-            series={name: name.replace("_", " ") for name in outcome.curve[0] if name != "epoch"},
-            levels={"commonest class": subject.majority(), "chance": 1 / subject.num_classes},
-            x="epoch",
-            title=title,
-            path=stem.parent / drawn["curve"],
-        )
-    return drawn
 
 
 def usual_folder(spec: Any, extractor: Extractor) -> Path:

@@ -14,21 +14,21 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-import torch.distributed as dist
+from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mae.data.augmentation import Augmentation
 from mae.data.loaders import TrainingLoader, default_workers, explained_worker_failure, normalise
-from mae.errors import UsageError
+from mae.errors import Stopped, UsageError
 from mae.evaluation.bench import Bench
 from mae.evaluation.extractors import preprocessing_text
+from mae.layers.drop_path import DropPath
 from mae.randomness import Stream, seeds
 from mae.records import write_json
 from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
-from mae.training.distributed import World
 from mae.training.engine import PeriodicTask, Trainer, TrainingSettings
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.schedule import WarmupCosine
@@ -36,8 +36,26 @@ from mae.training.schedule import WarmupCosine
 _LOOKS = 10
 """How often the test part is looked at; the last look is the result."""
 
-Prepare = Callable[[Tensor, Tensor, Tensor], Mapping[str, Any]]
-"""Normalised images, their classes and their keys, to what the module's forward takes."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledBatch:
+    """A process's part of a micro-batch.
+
+    Attributes:
+        images: normalised, on the bench's device.
+        labels: their classes, there too.
+        keys: of each sample.
+        first_key: of the micro-batch's first sample, for what is drawn once for all of it.
+    """
+
+    images: Float32[Tensor, "B C H W"]
+    labels: Int64[Tensor, " B"]
+    keys: Int64[Tensor, " B"]
+    first_key: Int64[Tensor, " 1"]
+
+
+Prepare = Callable[[LabelledBatch], Mapping[str, Any]]
+"""Makes what the module's forward takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,24 +113,28 @@ def train_with_labels(
 ) -> SupervisedTraining:
     """Train a module to the end, or go on with a training that was stopped.
 
+    Every process of the bench's world calls this, with modules of the same weights.
+
     Args:
         bench: the training images and their classes.
         plan: how.
         module: on the bench's device, in the mode it trains in.
         optimizer: over its parameters.
         prepare: makes the module's input; what it draws at random from PyTorch's generators depends on the batch alone.
-        look: the numbers of the test part, in [0, 1].
+        look: the numbers of the test part, in [0, 1]; every process is asked at the same steps.
 
     Returns:
         What `look` said on the way, and where the training is.
 
     Raises:
-        KeyboardInterrupt: a signal stopped it; everything is saved.
+        Stopped: a signal stopped it; everything is saved.
         MAEError: it failed on the way, or every checkpoint it could go on from is damaged.
     """
-    if dist.is_torchelastic_launched():
-        raise UsageError("an evaluation runs in one process; start it without torchrun")
-    folder = _folder(bench, plan)
+    world = bench.world
+    folder = Path(world.from_main(lambda: str(_folder(bench, plan))))
+    for part in module.modules():
+        if isinstance(part, DropPath):
+            part.part = (world.rank, world.size)
     loader = _loader(bench, plan)
     steps_per_epoch = len(bench.images("train").readable) // plan.batch_size
     total_steps = max(1, round(plan.epochs * steps_per_epoch))
@@ -125,17 +147,19 @@ def train_with_labels(
         identity={"total_steps": total_steps},
         metadata=lambda module: {},
         device=bench.device,
-        world=World(),
+        world=world,
     )
-    newest, note = usable_checkpoint(folder / "checkpoints")
+    newest, note = world.from_main(lambda: [str(found or "") for found in usable_checkpoint(folder / "checkpoints")])
     if note:
         bench.console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
-    if newest is not None:
-        trainer.resume(newest)
-    task = PeriodicTask(every=max(steps_per_epoch, total_steps // _LOOKS, 1), run=lambda step: look())
+    if newest:
+        trainer.resume(Path(newest))
+    task = PeriodicTask(every=max(steps_per_epoch, total_steps // _LOOKS, 1), run=lambda step: look(), everywhere=True)
     if trainer.step < total_steps and not _train(bench, folder, trainer, task):
-        raise KeyboardInterrupt(f"stopped and saved in {folder}; the same command goes on from there")
-    looks = [row for row in read_rows(folder / "metrics.jsonl") if "evaluation" in row]
+        text = f"stopped and saved in {folder}; the same command goes on from there"
+        raise Stopped(text, by=trainer.stopped_by)
+    rows = world.from_main(lambda: read_rows(folder / "metrics.jsonl"))
+    looks = [row for row in rows if "evaluation" in row]
     curve = tuple({"epoch": row["step"] / steps_per_epoch, **row["evaluation"]} for row in looks)
     return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
 
@@ -167,10 +191,12 @@ def _loader(bench: Bench, plan: SupervisedPlan) -> TrainingLoader:
         accumulate=plan.accumulate,
         img_size=bench.extractor.preprocessing.img_size,
         seed=bench.seed,
-        workers=default_workers(bench.device.type, images.in_memory),
+        workers=default_workers(bench.device.type, images.in_memory, processes=bench.world.local_size),
         pin_memory=bench.device.type == "cuda",
         augmentation=plan.augmentation,
         numbers=images.readable,
+        rank=bench.world.rank,
+        world=bench.world.size,
     )
 
 
@@ -201,12 +227,16 @@ def _batches(
         for raw in batches:
             images = normalise(raw.images.to(bench.device, non_blocking=True), mean, std)
             labels = class_of[raw.shown].to(bench.device, non_blocking=True)
+            first_key = bench.world.whole_batch(raw.keys)[:1]
             # What the forward draws, as dropped paths, is a function of the batch: a resumed run draws the same.
-            torch.manual_seed(seeds(raw.keys[:1], Stream.FORWARD)[0])
-            yield prepare(images, labels, raw.keys)
+            torch.manual_seed(seeds(first_key, Stream.FORWARD)[0])
+            yield prepare(LabelledBatch(images=images, labels=labels, keys=raw.keys, first_key=first_key))
 
 
 def _train(bench: Bench, folder: Path, trainer: Trainer, task: PeriodicTask) -> bool:
+    if not bench.world.is_main:
+        with explained_worker_failure():
+            return trainer.run(tasks=[task])
     start = {"start_step": trainer.step}
     with ExitStack() as stack:
         observers: list[Observer] = [

@@ -21,6 +21,7 @@ from mae.evaluation.run import Evaluator, Overlap, find_protocol
 from mae.pretraining.run import run_pretraining
 from mae.records import read_json, write_json
 from mae.training.device import choose_device
+from mae.training.distributed import World
 from mae.training.run_folder import RunFolder
 
 NEIGHBOURS = 20
@@ -162,7 +163,8 @@ def _evaluator(job: Job) -> Evaluator:
         test=None,
         out=job.folder,
         data_root=job.data_root,
-        device=job.device,
+        device=choose_device(job.device),
+        world=World(),
         seed=job.seed,
         overlap=job.overlap,
         console=Console(quiet=True),

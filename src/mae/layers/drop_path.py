@@ -17,6 +17,10 @@ class DropPath(nn.Module):
     Args:
         rate: probability, at least 0 and below 1.
 
+    Attributes:
+        part: this process's number and how many there are, where each has a part of a batch. Each draws for the whole
+            batch: where their generators agree, they leave out what one process would.
+
     Raises:
         UsageError: a rate out of range.
     """
@@ -26,10 +30,13 @@ class DropPath(nn.Module):
         if not 0 <= rate < 1:
             raise UsageError(f"drop path rate is {rate}; expected a probability from 0 up to, not including, 1")
         self.rate = rate
+        self.part = (0, 1)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """The branch, or zeros, sample by sample."""
         if not self.training or self.rate == 0:
             return x
-        kept = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.rate
+        number, parts = self.part
+        drawn = torch.rand(parts * x.shape[0], 1, 1, device=x.device)
+        kept = drawn[number * x.shape[0] : (number + 1) * x.shape[0]] >= self.rate
         return x * (kept / (1 - self.rate)).to(x.dtype)

@@ -125,7 +125,9 @@ def peak_rate(config: PretrainConfig) -> float:
 def num_workers(prepared: Prepared) -> int:
     """Processes that load images: those asked for, or what suits device and data."""
     chosen = prepared.config.workers
-    return default_workers(prepared.device.type, prepared.images.in_memory) if chosen is None else chosen
+    if chosen is not None:
+        return chosen
+    return default_workers(prepared.device.type, prepared.images.in_memory, processes=prepared.world.local_size)
 
 
 def _batches(

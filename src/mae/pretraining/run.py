@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
@@ -27,8 +26,8 @@ from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
-from mae.training.device import choose_device, explained_memory_failure
-from mae.training.distributed import World, explained_lost_process, join_world, may_be_restarted, was_restarted
+from mae.training.device import explained_memory_failure
+from mae.training.distributed import World, joined_world, may_be_restarted, was_restarted
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, find_weights
@@ -110,20 +109,13 @@ def run_pretraining(
         UsageError: the request cannot be carried out as asked.
         MAEError: it failed on the way.
     """
-    device = choose_device(config.device)
-    world = join_world(device.type)
-    try:
-        if device.type == "cuda":
-            device = torch.device("cuda", world.local_rank)
+    in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
+    with joined_world(config.device) as (world, device), explained_memory_failure(in_parts):
         if not world.is_main:
             console = Console(quiet=True)
-        in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
-        with explained_lost_process(world), explained_memory_failure(in_parts):
-            config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())
-            prepared = prepare(config, folder, device, world, resume=newest is not None)
-            return _run(prepared, newest, console)
-    finally:
-        world.leave()
+        config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())
+        prepared = prepare(config, folder, device, world, resume=newest is not None)
+        return _run(prepared, newest, console)
 
 
 def _begun(

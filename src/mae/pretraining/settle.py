@@ -137,6 +137,7 @@ def prepare(
         channels=config.channels,
         no_data=config.no_data,
         max_unreadable=config.max_unreadable,
+        processes=world.local_size,
     )
     config, model = settle(config, images, device, world)
     assert config.model is not None

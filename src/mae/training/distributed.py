@@ -3,19 +3,23 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mae.errors import MAEError, UsageError
+from mae.training.device import choose_device
+
+_Item = TypeVar("_Item")
 
 _TIMEOUT = "OPENMAE_TIMEOUT"
 _TIMEOUT_SECONDS = 1800.0
@@ -30,11 +34,13 @@ class World:
         rank: this process's number.
         size: how many there are.
         local_rank: this process's number on its machine.
+        local_size: how many of them there are on its machine.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -76,13 +82,59 @@ class World:
             try:
                 told = {"value": make()}
             except (MAEError, OSError) as error:
-                failure, told = error, {"error": str(error), "usage": isinstance(error, UsageError)}
+                failure, told = error, _as_told(error)
         told = json.loads(self._bytes_of_main(json.dumps(told).encode()))
         if failure is not None:
             raise failure
         if "error" in told:
             raise (UsageError if told["usage"] else ToldByMain)(told["error"])
         return told["value"]
+
+    def in_turns(
+        self, items: Sequence[_Item], compute: Callable[[_Item], Mapping[str, Tensor]]
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """What is computed from each item, in their order, in every process; each process computes its share of them.
+
+        Every process must read it to its end, with the same items. Of several processes the tensors come back on the
+        CPU.
+
+        Raises:
+            MAEError: computing failed, in every process and at the first item for which it did.
+        """
+        if self.size == 1:
+            yield from map(compute, items)
+            return
+        for start in range(0, len(items), self.size):
+            mine = items[start + self.rank : start + self.rank + 1]
+            told: dict[str, Any] = {}
+            tensors: dict[str, Tensor] = {}
+            try:
+                for item in mine:
+                    tensors = {name: values.cpu().contiguous() for name, values in compute(item).items()}
+            except (MAEError, OSError) as error:
+                told = _as_told(error)
+            everyone = self._bytes_of_each(save(tensors, {"told": json.dumps(told)}))
+            for data in everyone[: len(items) - start]:
+                told = _metadata(data)
+                if "error" in told:
+                    raise (UsageError if told["usage"] else MAEError if self.is_main else ToldByMain)(told["error"])
+                yield load(data)
+
+    def whole_batch(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, in order of rank, without gradients; each must have as many."""
+        if self.size == 1:
+            return rows
+        constant = rows.detach().contiguous()
+        parts = [torch.empty_like(constant) for _ in range(self.size)]
+        dist.all_gather(parts, constant)
+        return torch.cat(parts)
+
+    def _bytes_of_each(self, data: bytes) -> list[bytes]:
+        lengths = self.whole_batch(torch.tensor([len(data)])).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = self.whole_batch(padded.unsqueeze(0))
+        return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def _bytes_of_main(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)])
@@ -106,11 +158,6 @@ class World:
             return module
         return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
 
-    def leave(self) -> None:
-        """End the communication that `join_world` began."""
-        if self.size > 1:
-            dist.destroy_process_group()
-
 
 class ToldByMain(MAEError):
     """A failure of the main process, in another one; the user has it from the main one already."""
@@ -122,34 +169,61 @@ class LostProcess(MAEError):
     """Another process of the run died or cannot be reached."""
 
 
+def _as_told(error: MAEError | OSError) -> dict[str, Any]:
+    return {"error": str(error), "usage": isinstance(error, UsageError)}
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """What a process told beside its tensors: a safetensors header begins with its own length."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return json.loads(header["__metadata__"]["told"])
+
+
 def _empty_bytes(length: Tensor) -> Tensor:
     return torch.empty(int(length), dtype=torch.uint8)
 
 
-def join_world(device_type: str) -> World:
-    """The world `torchrun` describes in the environment, joined; a world of one without it.
+@contextmanager
+def joined_world(device: str) -> Iterator[tuple[World, torch.device]]:
+    """The processes of this run and this one's device, until they part.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `mps`.
 
     Raises:
-        UsageError: several processes on a device that cannot exchange gradients.
+        UsageError: there is no such device, or several processes cannot share it.
+        LostProcess: another process died, or said nothing for too long.
     """
+    chosen = choose_device(device)
+    world = _join(chosen.type)
+    try:
+        with explained_lost_process(world):
+            yield world, torch.device("cuda", world.local_rank) if chosen.type == "cuda" else chosen
+    finally:
+        if world.size > 1:
+            dist.destroy_process_group()
+
+
+def _join(device_type: str) -> World:
+    """The world `torchrun` describes in the environment, joined; a world of one without it."""
     if not dist.is_torchelastic_launched():
         return World()
-    world = World(
-        rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), local_rank=int(os.environ["LOCAL_RANK"])
-    )
-    if world.size > 1:
-        if device_type not in ("cpu", "cuda"):
-            raise UsageError(f"several processes cannot train on {device_type}; use --device cpu or cuda")
-        if device_type == "cuda":
-            torch.cuda.set_device(world.local_rank)
-        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-        timeout = timedelta(seconds=_timeout_seconds())
-        store = _store_of_this_start(world, timeout)
-        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
-    return world
+    named = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, size, local_rank, local_size = (int(os.environ[name]) for name in named)
+    if size == 1:
+        return World()
+    if device_type not in ("cpu", "cuda"):
+        raise UsageError(f"several processes cannot compute together on {device_type}; use --device cpu or cuda")
+    if device_type == "cuda":
+        torch.cuda.set_device(local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    timeout = timedelta(seconds=_timeout_seconds())
+    store = _store_of_this_start(rank, size, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
-def _store_of_this_start(world: World, timeout: timedelta) -> dist.Store:
+def _store_of_this_start(rank: int, size: int, timeout: timedelta) -> dist.Store:
     """Where the processes leave each other their addresses.
 
     torchrun keeps one store for all starts of a run, and PyTorch 2.15 finds there the addresses of processes that have
@@ -158,17 +232,19 @@ def _store_of_this_start(world: World, timeout: timedelta) -> dist.Store:
     """
     store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
     own = uuid4().hex
-    if world.is_main:
+    if rank == 0:
         store.set("start", own)
-        for rank in range(1, world.size):
-            store.set(f"{own}/welcome/{store.get(f'{own}/{rank}').decode()}", "")
+        for other in range(1, size):
+            store.set(f"{own}/welcome/{store.get(f'{own}/{other}').decode()}", "")
         return dist.PrefixStore(own, store)
-    while True:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
         start = store.get("start").decode()
-        store.set(f"{start}/{world.rank}", own)
+        store.set(f"{start}/{rank}", own)
         if store.check([f"{start}/welcome/{own}"]):
             return dist.PrefixStore(start, store)
         time.sleep(_POLL_SECONDS)
+    raise LostProcess(f"process {rank} of {size} waited {timeout.total_seconds():g} s for the main one, which is gone")
 
 
 def was_restarted() -> bool:

@@ -74,10 +74,12 @@ class PeriodicTask:
     Attributes:
         every: steps between two calls.
         run: is given the number of steps done; numbers it returns, by name, go to the observers as a row.
+        everywhere: whether all processes do it together, or the main one while the others wait.
     """
 
     every: int
     run: Callable[[int], Mapping[str, float] | None]
+    everywhere: bool = False
 
 
 class Trainer:
@@ -181,7 +183,7 @@ class Trainer:
 
         Args:
             observers: are told the numbers; the main process's alone.
-            tasks: done by the main process between steps. The others are given as many, with the same times.
+            tasks: done between steps. Every process is given as many, with the same times.
 
         Returns:
             Whether the run is finished; if not, `stopped_by` is the signal.
@@ -238,7 +240,11 @@ class Trainer:
         if not isinstance(self._wrapped, DistributedDataParallel):
             return batches
         first = next(batches)
-        self._backward(first, sync=True)
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]  # as a norm's running mean
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self._backward(first, sync=True)
+        for buffer, before in buffers:
+            buffer.copy_(before)
         self.optimizer.zero_grad(set_to_none=True)
         return chain([first], batches)
 
@@ -453,8 +459,8 @@ class Trainer:
             return
         began = time.monotonic()
         self._refresh_mirror()
-        for task in due if self.world.is_main else ():
-            numbers = task.run(self.step)
+        for task in due:
+            numbers = task.run(self.step) if self.world.is_main or task.everywhere else None
             if numbers is None:
                 continue
             for observer in observers:
