@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data.flaky import serving
+from data.packs import jpeg
 from light import little_measuring
 from PIL import Image
 
@@ -146,6 +149,25 @@ def test_a_slow_loader_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(doctor, "measure_loading", lambda prepared, seconds: 0.5)
     assert main(["doctor", "builtin:digits", *MODEL]) == 0
     assert "note speed" in (told := capsys.readouterr().out) and "--workers" in told
+
+
+@pytest.mark.parametrize(("room", "level"), [(2, "warn"), (100, "ok  ")])
+def test_a_cache_without_room_for_the_shards_in_use_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], room: int, level: str
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(48):
+        (photos / f"{number}.jpg").write_bytes(jpeg(20, 20, seed=number))
+    assert main(["pack", str(photos), str(tmp_path / "served" / "pack"), "--workers", "1", "--per-shard", "6"]) == 0
+    shard = max(path.stat().st_size for path in (tmp_path / "served" / "pack").glob("*.tar"))
+    monkeypatch.setenv("OPENMAE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENMAE_CACHE_GB", str(room * shard / 1e9))
+    monkeypatch.setattr("mae.data.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    with serving(tmp_path / "served") as server:
+        assert main(["doctor", f"{server.url}/pack", *MODEL]) == 0
+    told = capsys.readouterr().out
+    assert f"{level} cache " in told and ("OPENMAE_CACHE_GB=1" in told) is (level == "warn")
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:

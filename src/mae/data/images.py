@@ -101,6 +101,14 @@ class ImageSet:
         """
         return _block_sizes(self._source)
 
+    @property
+    def fetched(self) -> tuple[int, int] | None:
+        """Bytes of the largest block, and bytes that the cache may hold which blocks are fetched into; None: into none.
+
+        Images in memory are fetched once.
+        """
+        return None if self.in_memory else getattr(self._source, "fetched", None)
+
     def sample(self, seed: int, epoch: int, count: int) -> Int64[Tensor, " n"]:
         """Numbers of `count` images, or of all if they are fewer, chosen by a key; of few blocks where there are any.
 

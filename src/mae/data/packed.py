@@ -66,6 +66,13 @@ class PackSource:
     def _ends(self) -> np.ndarray:
         return np.flatnonzero(np.diff(self.shards, append=-1)) + 1
 
+    @property
+    def fetched(self) -> tuple[int, int] | None:
+        """Bytes of the largest tar, and bytes that the cache may hold which tars are fetched into; None: into none."""
+        if self.storage.room is None:
+            return None
+        return max((tar.num_bytes for tar in self.tars), default=0), self.storage.room
+
     def bring_near(self, blocks: Sequence[int], *, then: Sequence[int]) -> None:
         """Have the tars of some blocks on this machine, and begin to fetch those of others.
 

@@ -63,6 +63,11 @@ class RemoteStorage:
         return f"RemoteStorage(url={self.place!r}, cache={self.cache!r})"
 
     @property
+    def room(self) -> int:
+        """See `Storage`."""
+        return self.cache.max_bytes
+
+    @property
     def place(self) -> str:
         """The URL, without user, password and query."""
         return shown(self.url).rstrip("/")

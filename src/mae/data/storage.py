@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from mae.data.base import fingerprint_of
 from mae.errors import MAEError, UsageError
@@ -41,6 +41,11 @@ class Storage(Protocol):
         """The folder or URL, for messages."""
         ...
 
+    @property
+    def room(self) -> int | None:
+        """Bytes that may be kept of what is fetched; None: nothing has to be."""
+        ...
+
     def version(self) -> str:
         """A text that changes when a file was changed in place."""
         ...
@@ -71,6 +76,7 @@ class LocalStorage:
     """
 
     root: Path
+    room: ClassVar[None] = None
 
     @property
     def place(self) -> str:

@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_with_report
 from mae.pretraining.measure import LONG_WAIT, available_memory, cost_of, measure_loading, measure_steps, pace_of
 from mae.pretraining.model_checks import Subject, check_model
-from mae.pretraining.parts import fresh_model, num_workers, peak_rate
+from mae.pretraining.parts import fresh_model, make_loader, num_workers, peak_rate
 from mae.pretraining.sense import SHALLOW_DECODER
 from mae.pretraining.settle import Prepared, prepare, warmup_steps
 from mae.recipes import recipe_config
@@ -77,11 +78,18 @@ def examine(prepared: Prepared, model: MaskedAutoencoder) -> Diagnosis:
         MAEError: images that cannot be read.
     """
     began = time.monotonic()
+    cache = list(_cache(prepared))
     if prepared.world.size > 1:  # this process checks alone: a term that asks the others would wait for ever
         prepared = replace(prepared, model_config=replace(prepared.model_config, uniformity=0.0), world=World())
         model = copy.deepcopy(model)
         model.feature_terms = {}
-    findings = [*check_model(_subject(prepared, model)), *_data(prepared), *_plan(prepared), *_machine(prepared, model)]
+    findings = [
+        *check_model(_subject(prepared, model)),
+        *_data(prepared),
+        *_plan(prepared),
+        *cache,
+        *_machine(prepared, model),
+    ]
     return Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
 
 
@@ -203,6 +211,19 @@ def _plan(prepared: Prepared) -> Iterator[Finding]:
             f"a decoder of {SHALLOW_DECODER} blocks or more leaves better frozen features",
             level="note",
         )
+
+
+def _cache(prepared: Prepared) -> Iterator[Finding]:
+    """Room for the blocks that the processes of this machine read at a time, and for those that come next."""
+    sizes, fetched = prepared.images.block_sizes, prepared.images.fetched
+    if sizes is None or fetched is None:
+        return
+    block, room = fetched
+    blocks = 2 * prepared.world.local_size * make_loader(prepared).order().most_blocks
+    needed = min(blocks, len(sizes)) * block
+    value = f"{needed / 1e9:.2f} GB of shards are read or fetched at a time, the cache may hold {room / 1e9:.2f} GB"
+    advice = f"they would be fetched over and over: set OPENMAE_CACHE_GB={ceil(needed / 1e9)} or more"
+    yield _noted("cache", value, advice if room < needed else "", level="warn" if room < needed else "ok")
 
 
 def _machine(prepared: Prepared, model: MaskedAutoencoder) -> list[Finding]:

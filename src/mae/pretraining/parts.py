@@ -56,7 +56,31 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         save_every=config.save_every,
         keep_every=config.keep_every,
     )
-    loader = TrainingLoader(
+    mirror = None
+    if config.shard and prepared.world.size > 1:
+        mirror = copy.deepcopy(model) if prepared.world.is_main else None
+        shard(model, config.precision)
+    trainer = Trainer(
+        module=model,
+        optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
+        batches=partial(_batches, prepared, model, make_loader(prepared)),
+        settings=settings,
+        folder=prepared.folder.checkpoints,
+        identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
+        metadata=partial(metadata_of, prepared),
+        device=prepared.device,
+        world=prepared.world,
+        capture=partial(write_capture, prepared, mirror or model),
+    )
+    trainer.mirror = mirror
+    return trainer
+
+
+def make_loader(prepared: Prepared) -> TrainingLoader:
+    """The run's images, as this process is given them."""
+    config = prepared.config
+    assert config.batch_size is not None
+    return TrainingLoader(
         images=prepared.images,
         batch_size=config.batch_size,
         accumulate=config.accumulate,
@@ -68,24 +92,6 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         rank=prepared.world.rank,
         world=prepared.world.size,
     )
-    mirror = None
-    if config.shard and prepared.world.size > 1:
-        mirror = copy.deepcopy(model) if prepared.world.is_main else None
-        shard(model, config.precision)
-    trainer = Trainer(
-        module=model,
-        optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
-        batches=partial(_batches, prepared, model, loader),
-        settings=settings,
-        folder=prepared.folder.checkpoints,
-        identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
-        metadata=partial(metadata_of, prepared),
-        device=prepared.device,
-        world=prepared.world,
-        capture=partial(write_capture, prepared, mirror or model),
-    )
-    trainer.mirror = mirror
-    return trainer
 
 
 def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
