@@ -482,9 +482,12 @@ def test_normalise_scales_bytes_and_not_floats():
 
 def test_default_workers(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert [default_workers(*case) for case in (("cpu", True), ("cpu", False), ("cuda", True))] == [0, 0, 1]
+    few = [("cpu", True), ("cpu", False), ("cuda", True)]
+    assert [default_workers(*case, processes=1) for case in few] == [0, 0, 1]
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     cases = [("cpu", True), ("cpu", False), ("cuda", True), ("cuda", False)]
-    assert [default_workers(*case) for case in cases] == [0, 4, 4, 16]
+    assert [default_workers(*case, processes=1) for case in cases] == [0, 4, 4, 16]
+    assert [default_workers(*case, processes=8) for case in cases] == [0, 1, 2, 2]
+    assert [default_workers(*case, processes=64) for case in cases] == [0, 0, 1, 1]
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert [default_workers(*case) for case in cases] == [0, 4, 0, 16]
+    assert [default_workers(*case, processes=1) for case in cases] == [0, 4, 0, 16]

@@ -117,6 +117,7 @@ def everything(folder: Path) -> None:
     shutil.copytree(data / "train", broken)
     cut_short(broken, 6)  # of 51, where 5 are allowed: no process meets so many itself
     together(2, folder / "many", partial(mae.embed, small_model(), broken, out=folder / "many" / "x.npz", **QUICK))
+    together(2, folder / "missing", partial(mae.evaluate, "knn", "nowhere", data=data, **QUICK))
     together(2, folder / "overlap", partial(overlapping, data, folder / "overlap" / "out"))
 
 

@@ -76,19 +76,46 @@ class World:
         """
         if self.size == 1:
             return make()
-        failure: MAEError | OSError | None = None
-        told: dict[str, Any] = {}
-        if self.is_main:
-            try:
-                told = {"value": make()}
-            except (MAEError, OSError) as error:
-                failure, told = error, _as_told(error)
-        told = json.loads(self._bytes_of_main(json.dumps(told).encode()))
-        if failure is not None:
-            raise failure
+        if not self.is_main:
+            return self._hear()
+        with self._telling_failure():
+            value = make()
+        return self._tell({"value": value})["value"]
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Let the main process through before the others, so that only it downloads what is missing.
+
+        Raises:
+            MAEError: it failed there, in every process.
+        """
+        if self.size == 1:
+            yield
+        elif self.is_main:
+            with self._telling_failure():
+                yield
+            self._tell({"value": None})
+        else:
+            self._hear()
+            yield
+
+    @contextmanager
+    def _telling_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (MAEError, OSError) as error:
+            self._tell(_as_told(error))
+            raise
+
+    def _hear(self) -> Any:
+        told = self._tell({})
         if "error" in told:
             raise (UsageError if told["usage"] else ToldByMain)(told["error"])
         return told["value"]
+
+    def _tell(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """What the main process says, in every process."""
+        return json.loads(self._bytes_of_main(json.dumps(told).encode()))
 
     def in_turns(
         self, items: Sequence[_Item], compute: Callable[[_Item], Mapping[str, Tensor]]
@@ -142,15 +169,6 @@ class World:
         values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main else _empty_bytes(length)
         self.broadcast(values)
         return bytes(values.numpy())
-
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
-        """Let the main process through before the others, so that only it downloads what is missing."""
-        if not self.is_main:
-            dist.barrier()
-        yield
-        if self.is_main and self.size > 1:
-            dist.barrier()
 
     def wrap(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module as all processes train it together."""
