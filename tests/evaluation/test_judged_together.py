@@ -86,7 +86,7 @@ def test_what_is_trained_on_images_is_the_same_to_rounding(found: Path, name: st
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("missing", "nowhere does not exist"),
+        ("missing", "nowhere is not there; expected a run folder"),
         ("overlap", "45 test images are among the training images too"),
         ("many", "6 of 51 images cannot be used, over the allowed share"),
     ],
