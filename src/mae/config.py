@@ -15,7 +15,7 @@ import tyro
 
 from mae import records
 from mae.errors import UsageError
-from mae.models.config import Loss, UniformityForm, pair
+from mae.models.config import Decoder, Loss, UniformityForm, pair
 from mae.options import shown
 
 
@@ -130,6 +130,10 @@ class PretrainConfig:
     """Weight of the focal frequency loss. 0: without."""
     mlp_ratio: Annotated[float | None, shown("the model's", "RATIO")] = None
     """Hidden width of the MLPs over the token width."""
+    decoder: Decoder = "self"
+    """self: as in the paper. cross: hidden patches look at visible ones alone, which is faster."""
+    predict_share: float = 1.0
+    """Share of the hidden patches that are predicted; with --decoder cross the others cost nothing."""
     decoder_depth: Annotated[int | None, shown("the model's", "BLOCKS")] = None
     """Blocks of the decoder."""
     cls_token: Annotated[bool | None, shown("the model's", "{True,False}")] = None
@@ -235,7 +239,7 @@ class PretrainConfig:
             ),
             (("seed",), "a whole number from 0 to below 2 to the power of 63", lambda value: 0 <= value < 1 << 63),
             (("laplacian", "uniformity", "focal_frequency"), "a weight of 0 or more", lambda value: 0 <= value < inf),
-            (("low_pass",), "a share above 0 and at most 1", lambda value: 0 < value <= 1),
+            (("low_pass", "predict_share"), "a share above 0 and at most 1", lambda value: 0 < value <= 1),
             (("mask_ratio", "mask_start"), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
             (("held_out",), "a share from 0 to 0.5", lambda value: 0 <= value <= 0.5),
             (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),

@@ -14,6 +14,7 @@ from mae.config import PretrainConfig
 from mae.errors import UsageError
 from mae.evaluation.record import Evaluation
 from mae.experiments.compare import Compare, parts
+from mae.experiments.decoder import Decoder
 from mae.experiments.decoder_depth import DecoderDepth
 from mae.experiments.job import Job, Judgement, feature_read, read_numbers, read_yardsticks
 from mae.experiments.mask_ratio import MaskRatio
@@ -113,11 +114,24 @@ def test_what_a_study_varies_cannot_be_given(options: Any, option: str, values: 
         (MaskRatio, {"ratios": (0.5,)}, "expected two different ones"),
         (MaskRatio, {"ratios": (0.5, 1.0)}, "between 0 and 1"),
         (DecoderDepth, {"depths": (1, 0)}, "each 1 or more"),
+        (Decoder, {"shares": ()}, "expected different ones"),
+        (Decoder, {"shares": (0.5, 0.5)}, "expected different ones"),
+        (Decoder, {"shares": (0.0,)}, "each above 0"),
     ],
 )
 def test_arms_that_cannot_be_are_refused(kind: Any, options: dict[str, Any], says: str):
     with pytest.raises(UsageError, match=says):
         kind(**options)
+
+
+def test_decoders_differ_in_kind_and_share():
+    study = Decoder(shares=(1.0, 0.25)).study(bed())
+    assert [arm.name for arm in study.arms] == ["self", "cross100", "cross25"]
+    made = [(config.decoder, config.predict_share) for config in study.configs]
+    assert made == [("self", 1.0), ("cross", 1.0), ("cross", 0.25)]
+    for option, value in (("decoder", "cross"), ("predict_share", 0.5)):
+        with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is what this study varies"):
+            Decoder().study(bed(**{option: value}))
 
 
 def test_an_unknown_arm_names_the_nearest():

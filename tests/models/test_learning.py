@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mae.layers.patch_embed import patchify
 
+CROSS = {"decoder": "cross", "predict_share": 0.4}
 ADDITIONS = {"laplacian": 0.05, "uniformity": 0.01, "focal_frequency": 0.5}
 
 
@@ -28,11 +29,15 @@ def error_over_baseline(draw: Callable[[torch.Generator], Tensor], **options: An
     return float(error / squares[hidden.expand_as(squares)].mean())
 
 
-@pytest.mark.parametrize("options", [{}, {"loss": "l1"}, {"low_pass": 0.5}, ADDITIONS], ids=str)
-def test_structured_images_are_predicted_far_better_than_by_their_mean(options: dict[str, Any]) -> None:
-    assert error_over_baseline(structured, **options) < 0.25
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 0.25), ({"loss": "l1"}, 0.25), ({"low_pass": 0.5}, 0.25), (ADDITIONS, 0.25), (CROSS, 0.45)],
+)
+def test_structured_images_are_predicted_far_better_than_by_their_mean(options: dict[str, Any], most: float) -> None:
+    """From a part of the patches one learns more slowly: as many steps of `CROSS` predict two fifths as many."""
+    assert error_over_baseline(structured, **options) < most
 
 
-@pytest.mark.parametrize("options", [{}, ADDITIONS], ids=str)
+@pytest.mark.parametrize("options", [{}, ADDITIONS, CROSS], ids=str)
 def test_noise_is_not_predicted_at_all(options: dict[str, Any]) -> None:
     assert 0.95 < error_over_baseline(noise, **options) < 1.2

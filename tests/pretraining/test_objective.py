@@ -143,3 +143,21 @@ def test_wrong_requests(args: str, says: str, tmp_path: Path, capsys: pytest.Cap
     model = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --device cpu --workers 0"
     code = main(["pretrain", "builtin:digits", *model.split(), *args.split(), "--out", str(out)])
     assert code == 2 and says in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.pictures
+def test_a_cross_decoder_trains_goes_on_is_judged_and_draws(pretrain: Run, tmp_path: Path):
+    options = {"decoder": "cross", "predict_share": 0.25, "keep_every": 3}
+    whole = pretrain("whole", **options)
+    model = whole.load_model()
+    assert model.config is not None and (model.config.decoder, model.config.predict_share) == ("cross", 0.25)
+    shutil.copytree(whole.folder, tmp_path / "stopped")
+    for name in ("step-00000006", "step-00000004"):
+        shutil.rmtree(tmp_path / "stopped" / "checkpoints" / name)
+    again = mae.pretrain(out=tmp_path / "stopped", resume=True, quiet=True)
+    assert_same(weights(whole), weights(again))
+    found = mae.evaluate("reconstruction", whole.folder, data="builtin:digits", device="cpu", quiet=True, count=20)
+    assert found.result["model"]["psnr"] > 0 and (whole.folder / whole.summary["panel"]).is_file()
+    with torch.no_grad():  # pictures show every patch, whatever was predicted in training
+        output = model(torch.randn(2, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    assert output.prediction.shape[1] == 16

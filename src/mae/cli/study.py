@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STUDIES = {
     "compare": "the plain run against the improved one, each part of it alone, or any recipes",
     "mask_ratio": "how much of an image should be hidden?",
+    "decoder": "attention among all patches, or to visible ones alone?",
     "decoder_depth": "how deep should the decoder be?",
     "target": "predict pixels, or patches standardised one by one?",
     "features": "models that are trained already beside each other, by k-NN and probe",

@@ -34,6 +34,7 @@ from mae.training.distributed import World
 STUDIES: Mapping[str, str] = {
     "compare": "Compare",
     "mask_ratio": "MaskRatio",
+    "decoder": "Decoder",
     "decoder_depth": "DecoderDepth",
     "target": "Target",
     "features": "Features",

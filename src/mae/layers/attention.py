@@ -1,4 +1,4 @@
-"""Multi-head self-attention."""
+"""Multi-head attention: of tokens among themselves, and of tokens to others."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -32,3 +32,32 @@ class Attention(nn.Module):
         )
         mixed = scaled_dot_product_attention(query, key, value)
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
+
+
+class CrossAttention(nn.Module):
+    """Attention of tokens to a memory of others, with one fused projection for keys and values.
+
+    Args:
+        dim: width of a token, a multiple of `num_heads`.
+        num_heads: heads; the scores are scaled by `(dim / num_heads) ** -0.5`.
+        memory_dim: width of a token of the memory.
+    """
+
+    def __init__(self, *, dim: int, num_heads: int, memory_dim: int) -> None:
+        super().__init__()
+        if dim % num_heads != 0:
+            raise UsageError(f"width {dim} does not divide into {num_heads} heads")
+        self.num_heads = num_heads
+        self.query = nn.Linear(dim, dim)
+        self.kv = nn.Linear(memory_dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "B M K"], memory: Float[Tensor, "B L D"]) -> Float[Tensor, "B M K"]:
+        """Every token looks at every token of the memory, and at no other."""
+        batch, _, dim = x.shape
+        query, key, value = (  # each [B, heads, M or L, K / heads]
+            part.reshape(batch, -1, self.num_heads, dim // self.num_heads).transpose(1, 2)
+            for part in (self.query(x), *self.kv(memory).chunk(2, dim=-1))
+        )
+        mixed = scaled_dot_product_attention(query, key, value)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, -1, dim))

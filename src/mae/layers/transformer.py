@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mae.layers.attention import Attention
+from mae.layers.attention import Attention, CrossAttention
 from mae.layers.drop_path import DropPath
 
 LAYER_NORM_EPS = 1e-6
@@ -54,6 +54,30 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
+class CrossBlock(nn.Module):
+    """`x + attention(norm(x), memory)`, then `x + mlp(norm(x))`: tokens see the memory and not each other.
+
+    Args:
+        dim: width of a token.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over `dim`.
+        memory_dim: width of a token of the memory.
+    """
+
+    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float, memory_dim: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm_memory = nn.LayerNorm(memory_dim, eps=LAYER_NORM_EPS)
+        self.attn = CrossAttention(dim=dim, num_heads=num_heads, memory_dim=memory_dim)
+        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
+
+    def forward(self, x: Float[Tensor, "B M K"], memory: Float[Tensor, "B L D"]) -> Float[Tensor, "B M K"]:
+        """Tokens in, tokens out."""
+        x = x + self.attn(self.norm1(x), self.norm_memory(memory))
+        return x + self.mlp(self.norm2(x))
+
+
 class Blocks(nn.Sequential):
     """Blocks, one after the other.
 
@@ -67,9 +91,13 @@ class Blocks(nn.Sequential):
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Tokens in, tokens out."""
         for block in self:
-            again = self.recompute and torch.is_grad_enabled()
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            x = self.through(block, x)
         return x
+
+    def through(self, block: nn.Module, *inputs: Tensor) -> Tensor:
+        """What one of the blocks makes of its inputs, kept or to be computed again."""
+        again = self.recompute and torch.is_grad_enabled()
+        return checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
 
 
 def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> Blocks:

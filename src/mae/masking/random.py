@@ -18,11 +18,15 @@ class RandomMasking:
 
     Attributes:
         ratio: share of tokens hidden, in (0, 1).
+        predicted: share of the hidden tokens that are predicted, drawn from them uniformly, in (0, 1]; one at least.
     """
 
     ratio: float = 0.75
+    predicted: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.predicted <= 1:
+            raise UsageError(f"predict_share is {self.predicted}; expected a share above 0 and at most 1")
         if not 0 < self.ratio < 1:
             raise UsageError(
                 f"mask_ratio is {self.ratio}; expected a share between 0 and 1, both excluded (the paper: 0.75)"
@@ -48,7 +52,7 @@ class RandomMasking:
         return num_visible
 
     def plan(self, grid: Grid, keys: Int64[Tensor, " B"], ratio: float | None = None) -> MaskPlan:
-        """The mask of each sample, a pure function of its key; every hidden token is predicted.
+        """The mask of each sample, a pure function of its key.
 
         With the same key a higher ratio hides what a lower one hides, and more.
 
@@ -62,6 +66,7 @@ class RandomMasking:
         """
         num_visible = self.num_visible(grid, ratio)
         order = uniform(keys, prod(grid), Stream.MASK).argsort(dim=1, stable=True)  # [B, N]
-        visible, predicted = order[:, :num_visible], order[:, num_visible:]
+        num_predicted = max(1, round(self.predicted * (prod(grid) - num_visible)))
+        visible, predicted = order[:, :num_visible], order[:, num_visible : num_visible + num_predicted]
         hidden: Bool[Tensor, "B N"] = torch.ones_like(order, dtype=torch.bool).scatter_(1, visible, False)
         return MaskPlan(visible=visible, predicted=predicted, hidden=hidden)

@@ -16,6 +16,7 @@ _MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TABLE = 16384, 256, 16384
 
 
 Loss = Literal["mse", "l1", "smooth_l1"]
+Decoder = Literal["self", "cross"]
 UniformityForm = Literal["gaussian", "squared_cosine"]
 
 
@@ -29,12 +30,14 @@ class ModelOptions(TypedDict, total=False):
     depth: int
     num_heads: int
     mlp_ratio: float
+    decoder: str
     decoder_embed_dim: int
     decoder_depth: int
     decoder_num_heads: int
     cls_token: bool
     pos_embed: str
     mask_ratio: float
+    predict_share: float
     norm_pix_loss: bool
     low_pass: float | None
     loss: str
@@ -69,12 +72,15 @@ class ModelConfig:
         depth: blocks of the encoder.
         num_heads: attention heads of the encoder.
         mlp_ratio: hidden width of the MLPs over the token width, encoder and decoder.
+        decoder: `self` (every token looks at every other, as in the paper) or `cross` (hidden ones look at visible ones
+            alone, see `CrossDecoder`).
         decoder_embed_dim: width of the decoder's tokens.
         decoder_depth: blocks of the decoder.
         decoder_num_heads: attention heads of the decoder.
         cls_token: whether a class token leads the encoder's sequence.
         pos_embed: `sincos2d` (fixed, any image size) or `learned` (trained, one image size).
         mask_ratio: share of patches hidden.
+        predict_share: share of the hidden patches that are predicted in training.
         norm_pix_loss: whether the target standardises each patch.
         low_pass: highest frequency of the target as a share of what a side can hold, in (0, 1]; None: all of them.
         loss: distance of prediction and target: `mse`, `l1` or `smooth_l1`.
@@ -101,12 +107,14 @@ class ModelConfig:
     depth: int = 12
     num_heads: int = 12
     mlp_ratio: float = 4.0
+    decoder: str = "self"
     decoder_embed_dim: int = 512
     decoder_depth: int = 8
     decoder_num_heads: int = 16
     cls_token: bool = True
     pos_embed: str = "sincos2d"
     mask_ratio: float = 0.75
+    predict_share: float = 1.0
     norm_pix_loss: bool = True
     low_pass: float | None = None
     loss: str = "mse"
@@ -156,14 +164,22 @@ class ModelConfig:
             self._check_missing(self.no_data)
 
     def _check_objective(self) -> None:
-        for name, known in (("loss", get_args(Loss)), ("uniformity_form", get_args(UniformityForm))):
-            if (value := getattr(self, name)) not in known:
+        choices = {"loss": Loss, "uniformity_form": UniformityForm, "decoder": Decoder}
+        for name, kind in choices.items():
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
                 raise UsageError(f"{name} is {value!r}; expected one of: {', '.join(known)}")
         for name in ("laplacian", "uniformity", "focal_frequency"):
             if not 0 <= (value := getattr(self, name)) < inf:
                 raise UsageError(f"{name} is {value}; expected a weight of 0 or more (0: without that term)")
-        if self.low_pass is not None and not 0 < self.low_pass <= 1:
-            raise UsageError(f"low_pass is {self.low_pass}; expected a share above 0 and at most 1")
+        for name in ("low_pass", "predict_share"):
+            if (share := getattr(self, name)) is not None and not 0 < share <= 1:
+                raise UsageError(f"{name} is {share}; expected a share above 0 and at most 1")
+        for name in ("laplacian", "focal_frequency"):
+            if self.predict_share < 1 and getattr(self, name):
+                raise UsageError(
+                    f"{name} looks at whole pictures, and with predict_share {self.predict_share} most of one is not "
+                    "predicted; leave one of them out"
+                )
 
     def _check_statistics(self, name: str) -> None:
         values = getattr(self, name)

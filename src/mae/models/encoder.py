@@ -88,11 +88,27 @@ class MAEEncoder(nn.Module):
         Raises:
             UsageError: images of a wrong shape, or of a size the positions cannot be made for.
         """
+        return self.norm(self.blocks(self._embed(images, visible)))
+
+    def maps(
+        self, images: Float[Tensor, "B C H W"], visible: Int64[Tensor, "B V"] | None = None
+    ) -> list[Float[Tensor, "B L D"]]:
+        """The tokens that enter the first block and those that leave each; the last ones are what `forward` gives.
+
+        Raises:
+            UsageError: see `forward`.
+        """
+        found = [self._embed(images, visible)]
+        for block in self.blocks:
+            found.append(self.blocks.through(block, found[-1]))
+        return [*found[:-1], self.norm(found[-1])]
+
+    def _embed(self, images: Float[Tensor, "B C H W"], visible: Int64[Tensor, "B V"] | None) -> Float[Tensor, "B L D"]:
         positions = self.pos_embed(self.patch_embed.grid(images))  # [N, D]
         x = self.patch_embed(images, visible) + (positions if visible is None else positions[visible])
         if self.cls_token is not None:  # its position is zero
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        return self.norm(self.blocks(x))
+        return x
 
     def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
         """Features of whole images: nothing is masked, and nothing is random but drop path, in training mode.

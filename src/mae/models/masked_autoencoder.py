@@ -12,7 +12,7 @@ from mae.errors import UsageError
 from mae.layers.patch_embed import unpatchify
 from mae.masking.given import plan_from_mask
 from mae.models.config import ModelConfig
-from mae.models.decoder import MAEDecoder
+from mae.models.decoder import CrossDecoder, MAEDecoder
 from mae.models.encoder import Features, MAEEncoder
 from mae.types import Grid, MAEOutput, MaskPlan
 
@@ -104,7 +104,7 @@ class MaskedAutoencoder(nn.Module):
         self,
         *,
         encoder: MAEEncoder,
-        decoder: MAEDecoder,
+        decoder: MAEDecoder | CrossDecoder,
         masking: MaskStrategy,
         target: Target,
         loss: ReconstructionLoss,
@@ -154,14 +154,24 @@ class MaskedAutoencoder(nn.Module):
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
         elif any(term.raw for term in self.picture_terms.values()):
             plan = plan.predict_all()
-        latent = self.encoder(images, plan.visible)
-        prediction = self.decoder(latent, plan, grid)
+        maps = self.maps(images, plan)
+        latent, prediction = maps[-1], self.decoder(maps, plan, grid)
         with torch.autocast(images.device.type, enabled=False):
             terms = self._judge_prediction(images, prediction, plan, grid) | self._judge_features(latent)
         weights = {name: term.weight for name, term in self.picture_terms.items()}
         weights |= {name: term.weight for name, term in self.feature_terms.items()}
         loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=latent)
+
+    def maps(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> list[Float[Tensor, "B L D"]]:
+        """What the decoder is given: the encoder's last tokens, before them what left each block where it needs that.
+
+        Raises:
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+        """
+        if self.decoder.needs_maps:
+            return self.encoder.maps(images, plan.visible)
+        return [self.encoder(images, plan.visible)]
 
     def _judge_prediction(
         self, images: Float[Tensor, "B C H W"], prediction: Float[Tensor, "B M P"], plan: MaskPlan, grid: Grid

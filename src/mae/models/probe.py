@@ -21,6 +21,7 @@ from torch.func import functional_call
 from mae.errors import UsageError
 from mae.masking.random import RandomMasking
 from mae.models.config import ModelConfig
+from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
 from mae.types import Grid
@@ -119,9 +120,24 @@ def _answer(
     with torch.no_grad(), _evaluating(encoder), _evaluating(decoder):
         weights = _doubles(encoder)
         tokens = functional_call(encoder, weights, (image,))[:, encoder.num_prefix :]
-        latent = functional_call(encoder, weights, (image, plan.visible))
+        if decoder.needs_maps:
+            named = {f"encoder.{name}": weight for name, weight in weights.items()}
+            maps = functional_call(_Maps(encoder), named, (image, plan.visible))
+        else:
+            maps = [functional_call(encoder, weights, (image, plan.visible))]
         del weights  # before the decoder's are made
-        return tokens.mean(dim=1), functional_call(decoder, _doubles(decoder), (latent, plan, grid))
+        return tokens.mean(dim=1), functional_call(decoder, _doubles(decoder), (maps, plan, grid))
+
+
+class _Maps(nn.Module):
+    """An encoder whose `forward` gives its maps."""
+
+    def __init__(self, encoder: MAEEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, image: Tensor, visible: Tensor) -> list[Tensor]:
+        return self.encoder.maps(image, visible)
 
 
 def _doubles(part: nn.Module) -> dict[str, Tensor]:

@@ -65,16 +65,16 @@ def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
         images = torch.empty(1, config.in_chans, *config.img_size)
         plan = twin.plan(images)
     encoder, decoder, grid = twin.encoder, twin.decoder, twin.encoder.grid
-    latent = encoder(images, plan.visible)
+    maps = twin.maps(images, plan)
     return ModelSummary(
         encoder_params=_num_trained(encoder),
         decoder_params=_num_trained(decoder),
         encoder_positions=prod(grid) * config.embed_dim,
         decoder_positions=prod(grid) * config.decoder_embed_dim,
         encoder_flops=_flops(lambda: encoder(images, plan.visible)),
-        decoder_flops=_flops(lambda: decoder(latent, plan, grid)),
+        decoder_flops=_flops(lambda: decoder(maps, plan, grid)),
         # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
-        step_flops=_flops(lambda: decoder(encoder(images, plan.visible), plan, grid).sum().backward()),
+        step_flops=_flops(lambda: decoder(twin.maps(images, plan), plan, grid).sum().backward()),
         encode_flops=_flops(lambda: encoder(images)),
     )
 

@@ -18,7 +18,7 @@ from mae.losses.reconstruction import KnownValues, MeanAbsoluteError, MeanSquare
 from mae.losses.uniformity import Uniformity
 from mae.masking.random import RandomMasking
 from mae.models.config import ModelConfig, ModelOptions, pair
-from mae.models.decoder import MAEDecoder
+from mae.models.decoder import CrossDecoder, MAEDecoder
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import FeatureTerm, MaskedAutoencoder, PictureTerm, ReconstructionLoss
 from mae.targets.low_pass import LowPassTarget
@@ -58,23 +58,12 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
     Raises:
         UsageError: values that do not fit each other.
     """
-    masking = RandomMasking(ratio=config.mask_ratio)
+    masking = RandomMasking(ratio=config.mask_ratio, predicted=config.predict_share)
     encoder = build_encoder(config)
     masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
-    decoder = MAEDecoder(
-        encoder_dim=encoder.embed_dim,
-        num_prefix=encoder.num_prefix,
-        grid=encoder.grid,
-        embed_dim=config.decoder_embed_dim,
-        depth=config.decoder_depth,
-        num_heads=config.decoder_num_heads,
-        num_outputs=config.patch_values,
-        mlp_ratio=config.mlp_ratio,
-        pos_embed=config.pos_embed,
-    )
     return MaskedAutoencoder(
         encoder=encoder,
-        decoder=decoder,
+        decoder=_decoder(config, encoder),
         masking=masking,
         target=_target(config),
         loss=_LOSSES[config.loss]() if config.no_data is None else KnownValues(loss=_LOSSES[config.loss]()),
@@ -82,6 +71,22 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
         feature_terms=_feature_terms(config),
         config=config,
     )
+
+
+def _decoder(config: ModelConfig, encoder: MAEEncoder) -> MAEDecoder | CrossDecoder:
+    sizes: dict[str, Any] = {
+        "encoder_dim": encoder.embed_dim,
+        "grid": encoder.grid,
+        "embed_dim": config.decoder_embed_dim,
+        "depth": config.decoder_depth,
+        "num_heads": config.decoder_num_heads,
+        "num_outputs": config.patch_values,
+        "mlp_ratio": config.mlp_ratio,
+        "pos_embed": config.pos_embed,
+    }
+    if config.decoder == "cross":
+        return CrossDecoder(encoder_depth=config.depth, **sizes)
+    return MAEDecoder(num_prefix=encoder.num_prefix, **sizes)
 
 
 _LOSSES: Mapping[str, Callable[[], ReconstructionLoss]] = {

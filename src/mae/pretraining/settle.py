@@ -28,7 +28,9 @@ from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, new_run_folder
 
 _OBJECTIVE = (
+    "decoder",
     "mask_ratio",
+    "predict_share",
     "norm_pix_loss",
     "low_pass",
     "loss",
