@@ -20,6 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mae.data import npy, tiff
+from mae.data.jpeg import decode_jpeg, plain_size
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes, check_size, upright
 
 HEADER_BYTES = 16
@@ -145,6 +146,8 @@ def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
 
 def _decode(data: bytes, name: str) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "JPEG" and (pixels := _plain_jpeg(data, name)) is not None:
+        return pixels
     if kind == "NPY":
         return npy.read(data, name=name)
     if kind == "TIFF":
@@ -156,6 +159,15 @@ def _decode(data: bytes, name: str) -> np.ndarray:
         image.load()
         # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
         return np.ascontiguousarray(upright(_pixels(image), _orientation(image)))
+
+
+def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:
+    """The pixels by the fast decoder; None where Pillow has to see to it."""
+    if (size := plain_size(data, most_scans=_MAX_SCANS)) is None:
+        return None
+    width, height, channels = size
+    check_size(ImageInfo(height=height, width=width, channels=channels, dtype=_UINT8), name=name)
+    return decode_jpeg(data, channels=channels)
 
 
 def _probe(data: bytes, name: str) -> ImageInfo:

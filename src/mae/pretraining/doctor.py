@@ -13,6 +13,7 @@ from rich.console import Console
 from mae.config import PretrainConfig
 from mae.data.advice import data_findings
 from mae.data.inspection import inspect_images
+from mae.data.jpeg import has_fast_decoder
 from mae.data.loaders import TrainingLoader, normalise
 from mae.errors import MAEError, UsageError
 from mae.findings import Finding
@@ -243,6 +244,8 @@ def _machine(prepared: Prepared, model: MaskedAutoencoder) -> list[Finding]:
     )
     slow = pace.data_wait > LONG_WAIT
     advice = "the images limit: give more --workers, or store them smaller" if slow else ""
+    if slow and not has_fast_decoder():
+        advice += "; with torchcodec (pip install 'openmae[fast]') JPEGs are decoded faster"
     return [memory, _noted("speed", value, advice, level="note" if slow else "ok")]
 
 
