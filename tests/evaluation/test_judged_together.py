@@ -1,9 +1,6 @@
 """Several processes that judge a model find what one does; what `judged_together.py` did, once."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripts import run_script
 
 from mae.training.log import loss_rows, read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-ROOT = Path(__file__).parents[2]
 UNTRAINED = ["knn", "linear_probe", "attentive_probe", "label_free", "reconstruction"]
 TRAINED = ["linear_probe-official", "finetune"]
 
@@ -23,10 +20,7 @@ TRAINED = ["linear_probe-official", "finetune"]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judged")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), *sys.path])}
-    command = [sys.executable, str(Path(__file__).with_name("judged_together.py")), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380)
-    assert done.returncode == 0, done.stderr
+    run_script(Path(__file__).with_name("judged_together.py"), folder, seconds=380)
     return folder
 
 

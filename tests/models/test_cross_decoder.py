@@ -1,10 +1,7 @@
 """Hidden patches that look at visible ones alone, and predictions of a part of them."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from compiler import run_compiled
 from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
@@ -185,26 +182,3 @@ def test_the_probe_of_a_file_looks_through_every_map() -> None:
     after = probe_of(model)
     assert before is not None and after is not None
     assert before.features == after.features and before.difference(after) > 1e-4
-
-
-COMPILED = """
-import torch
-from tiny import images_for, tiny_model
-from torch.testing import assert_close
-
-plain, other = (tiny_model(depth=1, decoder_depth=1, decoder="cross", predict_share=0.5) for _ in range(2))
-images = images_for(plain)
-plan = plain.plan(images)
-expected = plain(images, plan=plan).loss
-got = torch.compile(other, fullgraph=True, backend="aot_eager")(images, plan=plan).loss
-assert_close(got, expected, rtol=1e-5, atol=1e-5)
-expected.backward()
-got.backward()
-for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
-    assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)
-"""
-
-
-@pytest.mark.slow
-def test_compiled_it_is_one_graph_of_the_same_loss_and_gradients() -> None:
-    run_compiled(COMPILED, folder=Path(__file__).parent)

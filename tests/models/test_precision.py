@@ -1,6 +1,7 @@
 """Lower precision and the compiler must not change what is computed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ import torch
 from tiny import images_for, tiny_model
 from torch.testing import assert_close
 
-plain, other = tiny_model(depth=1, decoder_depth=1), tiny_model(depth=1, decoder_depth=1)
+plain, other = (tiny_model(depth=1, decoder_depth=1, **OPTIONS) for _ in range(2))
 images = images_for(plain)
 plan = plain.plan(images)
 expected = plain(images, plan=plan).loss
@@ -56,5 +57,6 @@ for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
 
 
 @pytest.mark.slow
-def test_the_compiled_model_is_one_graph_of_the_same_loss_and_gradients() -> None:
-    run_compiled(COMPILED, folder=Path(__file__).parent)
+@pytest.mark.parametrize("options", [{}, {"decoder": "cross", "predict_share": 0.5}], ids=str)
+def test_the_compiled_model_is_one_graph_of_the_same_loss_and_gradients(options: dict[str, Any]) -> None:
+    run_compiled(f"OPTIONS = {options}\n{COMPILED}", folder=Path(__file__).parent)

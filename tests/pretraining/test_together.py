@@ -1,31 +1,25 @@
 """Several processes that train together: what `together.py` did, once, in forks of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripts import run_script
 
 import mae
 from mae.training.checkpoint import check
 from mae.training.log import loss_rows, read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), *sys.path])}
-    command = [sys.executable, str(Path(__file__).with_name("together.py")), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr
+    run_script(Path(__file__).with_name("together.py"), folder, seconds=580)
     return folder
 
 
