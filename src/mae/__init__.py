@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mae.evaluation.run import evaluate as evaluate
     from mae.experiments.run import study as study
     from mae.models.config import ModelConfig as ModelConfig
+    from mae.models.decoder import CrossDecoder as CrossDecoder
     from mae.models.decoder import MAEDecoder as MAEDecoder
     from mae.models.encoder import Features as Features
     from mae.models.encoder import MAEEncoder as MAEEncoder
@@ -47,6 +48,7 @@ _WHERE = {
     "evaluate": "mae.evaluation.run",
     "study": "mae.experiments.run",
     "ModelConfig": "mae.models.config",
+    "CrossDecoder": "mae.models.decoder",
     "MAEDecoder": "mae.models.decoder",
     "Features": "mae.models.encoder",
     "MAEEncoder": "mae.models.encoder",

@@ -42,6 +42,20 @@ FILES = {
     "turned": saved(9, orientation=6),
     "mirrored": saved(10, orientation=2, mode="L"),
 }
+PLAIN, PROGRESSIVE = FILES["plain"], FILES["progressive"]
+TURNING = saved(11, orientation=6)
+TURNING = TURNING[TURNING.index(b"\xff\xe1") : TURNING.index(b"\xff\xdb")]  # its EXIF alone
+ODD = {
+    "turned behind the scans": PROGRESSIVE[:-2] + TURNING + PROGRESSIVE[-2:],
+    "turned behind the scan": PLAIN[:-2] + TURNING + PLAIN[-2:],
+    "marker without a length": PLAIN[:2] + b"\xff\x01" + PLAIN[2:],
+    "short JFIF": PLAIN[:2] + b"\xff\xe0\x00\x06JFIF" + PLAIN[20:],
+    "short Adobe": PLAIN[:2] + b"\xff\xee\x00\x07Adobe" + PLAIN[2:],
+    "short profile": PLAIN[:2] + b"\xff\xe2\x00\x0eICC_PROFILE\0" + PLAIN[2:],
+    "junk between segments": PLAIN[:20] + b"junk" + PLAIN[20:],
+    "many segments": PLAIN[:20] + 400 * b"\xff\xfe\x00\x02" + PLAIN[20:],
+    "two frames": PLAIN[:2] + PLAIN[PLAIN.index(b"\xff\xc0") : PLAIN.index(b"\xff\xc4")] + PLAIN[2:],
+}
 FAST = [name for name in FILES if name not in ("four channels", "turned", "mirrored")]
 
 
@@ -73,6 +87,12 @@ def assert_same(data: bytes, monkeypatch: pytest.MonkeyPatch) -> bool:
 def test_pixels_are_pillows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert assert_same(FILES[name], monkeypatch)
     assert (decoding._plain_jpeg(FILES[name], "x") is not None) is (name in FAST)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_is_left_to_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(ODD[name], monkeypatch)
+    assert decoding._plain_jpeg(ODD[name], "x") is None or name == "turned behind the scan"
 
 
 @pytest.mark.slow

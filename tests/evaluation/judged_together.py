@@ -17,7 +17,7 @@ import kills  # of benchmarks
 import torch
 import torch.distributed as dist
 from PIL import Image
-from tiny_bench import small_model, striped
+from tiny_bench import by_function, small_model, striped
 
 import mae
 from mae.evaluation import features, label_free, supervised
@@ -60,6 +60,8 @@ def judge(data: Path, out: Path, *, trained: bool) -> None:
     for name, options in PROTOCOLS.items():
         mae.evaluate(name, model, data=data, out=out, **QUICK, **options)
     mae.embed(model, data / "train", out=out / "train.npz", **QUICK)
+    twice = by_function(lambda images: dict.fromkeys(("b", "a"), images.flatten(1)), img_size=(16, 16), identity=None)
+    mae.embed(twice, data / "train", out=out / "twice.npz", **QUICK)
     for name, options in TRAINED.items() if trained else ():
         mae.evaluate(name, model, data=data, out=out, **QUICK, **options)
 

@@ -44,7 +44,8 @@ def test_every_process_comes_to_its_end(found: Path, processes: int):
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_what_is_told_of_features_is_the_same_to_the_last_bit(found: Path, processes: int, name: str):
     alone, together = (record(found, number, name) for number in (1, processes))
-    assert together["result"] == alone["result"] and together["pictures"] == alone["pictures"]
+    assert json.dumps(together["result"]) == json.dumps(alone["result"])  # their order too: tables are made by it
+    assert together["pictures"] == alone["pictures"]
     assert together["data"] == alone["data"] and alone["data"].get("test", 31) == 31  # one of which is broken
 
 

@@ -116,6 +116,7 @@ def test_what_a_study_varies_cannot_be_given(options: Any, option: str, values: 
         (DecoderDepth, {"depths": (1, 0)}, "each 1 or more"),
         (Decoder, {"shares": ()}, "expected different ones"),
         (Decoder, {"shares": (0.5, 0.5)}, "expected different ones"),
+        (Decoder, {"shares": (0.5, 0.500001)}, "expected different ones"),
         (Decoder, {"shares": (0.0,)}, "each above 0"),
     ],
 )

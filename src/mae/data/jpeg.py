@@ -1,7 +1,7 @@
-"""JPEGs by torchcodec, where it is installed: the very pixels that Pillow gives, in three quarters of the time.
+"""JPEGs by torchcodec, where it is installed: the very pixels that Pillow's wheels give, in three quarters of the time.
 
 Whatever is out of the ordinary is left to Pillow, so that what counts as a whole image does not depend on what is
-installed.
+installed. Of damage in the pixels themselves the library writes a line to the error stream, where Pillow is silent.
 """
 
 import re
@@ -11,14 +11,18 @@ from functools import cache
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 _END = b"\xff\xd9"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_SEQUENTIAL, _PROGRESSIVE, _SCAN, _EXIF = (0xC0, 0xC1), 0xC2, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SCAN, _EXIF, _SEQUENTIAL = 0xDA, 0xE1, (0xC0, 0xC1)
-_SCAN_MARKER = b"\xff\xda"
+_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xDA)})
+_SHORTEST = {0xE0: 9, 0xEE: 9, 0xE2: 16}
+"""Of these Pillow reads what must be there: JFIF's version, Adobe's, the number of a colour profile's part."""
 _FRAME = struct.Struct(">2xBHHB")  # length, precision, height, width, channels
+_MOST_SEGMENTS = 300  # a colour profile may have 255 parts
 
 
 def plain_size(data: bytes, *, most_scans: int) -> tuple[int, int, int] | None:
@@ -28,28 +32,28 @@ def plain_size(data: bytes, *, most_scans: int) -> tuple[int, int, int] | None:
         data: the file.
         most_scans: passes over the pixels that are ordinary.
     """
-    segments = list(_segments(data))
-    frames = [(kind, at) for kind, at in segments if kind in _FRAMES]
-    if len(frames) != 1 or segments[-1][0] != _SCAN or any(kind == _EXIF for kind, _ in segments):
-        return None
-    (kind, at), scan = frames[0], segments[-1][1]
-    precision, height, width, channels = _FRAME.unpack_from(data, at)
-    if precision != 8 or channels not in (1, 3):
-        return None
-    # One that goes over all channels is the only scan of a sequential frame; to count others takes time.
-    if (kind not in _SEQUENTIAL or data[scan + 2] != channels) and data.count(_SCAN_MARKER) > most_scans:
-        return None
-    return width, height, channels
+    frame: tuple[int, int] | None = None
+    for number, (kind, at) in enumerate(_segments(data)):
+        if kind == _SCAN:
+            return None if frame is None else _size(data, *frame, at, most_scans)
+        length = int.from_bytes(data[at : at + 2], "big")
+        odd = kind == _EXIF or kind in _WITHOUT_LENGTH or length < _SHORTEST.get(kind, 2)
+        if odd or number == _MOST_SEGMENTS or (kind in _FRAMES and frame is not None):
+            return None
+        if kind in _FRAMES:
+            frame = kind, at
+    return None
 
 
 def decode_jpeg(data: bytes, *, channels: int) -> np.ndarray | None:
     """The pixels `[H, W, channels]` of a plain JPEG, uint8; None where they must be decoded by Pillow."""
     decode = _decoder()
-    # Pillow refuses a file that ends too early, where the library fills what is missing with grey.
     if decode is None or not data.endswith(_END):
         return None
+    # Bytes as they are would be taken with a warning that is caught, which no two threads may do at a time.
+    copied = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        pixels = decode(data, mode="GRAY" if channels == 1 else "RGB")
+        pixels = decode(copied, mode="GRAY" if channels == 1 else "RGB")
     except (RuntimeError, ValueError):  # Pillow tells what is wrong with it
         return None
     return pixels.permute(1, 2, 0).numpy()
@@ -63,11 +67,20 @@ def has_fast_decoder() -> bool:
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
     """Kind of each segment up to the first scan, and where its length stands (ITU-T T.81, annex B)."""
     at = 2
-    while (marker := _MARKER.search(data, at)) and marker.end() + _FRAME.size < len(data):
-        yield marker[0][1], marker.end()
-        if marker[0][1] == _SCAN:
-            return
+    while (marker := _MARKER.match(data, at)) and marker.end() + _FRAME.size < len(data):
+        yield marker[1][0], marker.end()
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+
+
+def _size(data: bytes, kind: int, at: int, scan: int, most_scans: int) -> tuple[int, int, int] | None:
+    precision, height, width, channels = _FRAME.unpack_from(data, at)
+    if precision != 8 or channels not in (1, 3) or kind not in (*_SEQUENTIAL, _PROGRESSIVE):
+        return None
+    # A scan over all channels is the only one of a sequential frame. To look through what follows takes time.
+    several = kind == _PROGRESSIVE or data[scan + 2] != channels
+    if several and (data.count(b"\xff\xda") > most_scans or b"\xff\xe1" in data[scan:]):
+        return None
+    return width, height, channels
 
 
 @cache

@@ -61,7 +61,7 @@ class FeatureSet:
 
 
 class Opened:
-    """A source whose images are decoded at most once, and only when somebody asks for them.
+    """A source whose images are looked at only when somebody asks for them; kept in memory they are decoded once.
 
     Args:
         source: where the images are.
@@ -118,8 +118,7 @@ class FeatureStore:
         self.console = console
         self.world = world
         # What cannot be known again by its weights is kept for the life of this store alone.
-        self._passing: dict[int, tuple[Extractor, Path]] = {}
-        self._aside = ExitStack()
+        self._passing: dict[int, tuple[Extractor, TemporaryDirectory[str] | None, Path]] = {}
 
     def features(self, extractor: Extractor, opened: Opened, *, patches: bool = False) -> FeatureSet:
         """An extractor's features of every readable image; patch tokens come alone, since they are large.
@@ -181,28 +180,36 @@ class FeatureStore:
         batches = computed_batches(
             images,
             extractor.preprocessing,
-            lambda batch, _: _wanted(extractor.named(batch), only_patches, extractor.name),
+            lambda batch, _: _wanted(extractor.named(batch), len(batch), only_patches, extractor.name),
             device=self.device,
             world=self.world,
+            only_main=True,
         )
         total = -(-len(images.readable) // BATCH_SIZE)
         shown = track(
             batches, description=what, total=total, console=self.console, disable=not self.console.is_terminal
         )
-        shapes: dict[str, tuple[int, ...]] = {}
-        for batch, numbers in zip(shown, images.readable.split(BATCH_SIZE), strict=True):
+        first: dict[str, Tensor] = {}
+        for batch in shown:
+            first = first or dict(batch)
             for name, values in batch.items():
-                shapes.setdefault(name, values.shape[1:])
-            yield {
-                name: _checked(batch[name], (len(numbers), *shape), name, extractor.name)
-                for name, shape in shapes.items()
-            }
+                if values.shape[1:] != first[name].shape[1:]:
+                    raise UsageError(_other_shape(extractor.name, name, values, "each image's the same"))
+            yield {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in batch.items()}
 
     def _passing_folder(self, extractor: Extractor) -> Path:
         if id(extractor) not in self._passing:
-            made = self.world.from_main(lambda: self._aside.enter_context(TemporaryDirectory(prefix="mae-features-")))
-            self._passing[id(extractor)] = (extractor, Path(made))
-        return self._passing[id(extractor)][1]
+            made = TemporaryDirectory(prefix="mae-features-", dir=self._shared()) if self.world.is_main else None
+            place = self.world.from_main(lambda: made and made.name)
+            self._passing[id(extractor)] = (extractor, made, Path(place))
+        return self._passing[id(extractor)][2]
+
+    def _shared(self) -> Path | None:
+        """A folder that all processes see; None: one process needs none."""
+        if self.world.size == 1:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder
 
     def _stored(
         self,
@@ -229,8 +236,8 @@ class FeatureStore:
             self.world.from_main(lambda: None)  # the others wait until everything is written
         if (found := _read(folder)) is None:
             raise MAEError(
-                f"{folder} was written, and process {self.world.rank} of {self.world.size} cannot see it; --out must "
-                "be a folder that all machines share"
+                f"{folder} was written, and process {self.world.rank} of {self.world.size} cannot read it; of several "
+                "machines all must share --out"
             )
         return found
 
@@ -243,6 +250,7 @@ def computed_batches(
     device: torch.device,
     world: World,
     numbers: Tensor | None = None,
+    only_main: bool = False,
 ) -> Iterator[Mapping[str, Tensor]]:
     """What is computed from batches of central crops, in their order, in every process; see `World.in_turns`.
 
@@ -253,13 +261,15 @@ def computed_batches(
         device: where the images go.
         world: the processes that compute.
         numbers: which images; None: every readable one.
+        only_main: see `World.in_turns`.
     """
 
     def of(part: Tensor) -> Mapping[str, Tensor]:
         batch = next(normalised_batches(images, preprocessing, device=device, numbers=part))
         return compute(batch, part)
 
-    return world.in_turns((images.readable if numbers is None else numbers).split(BATCH_SIZE), of)
+    parts = (images.readable if numbers is None else numbers).split(BATCH_SIZE)
+    return world.in_turns(parts, of, only_main=only_main)
 
 
 def _write(folder: Path, told: Mapping[str, Any], count: int | None, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
@@ -324,28 +334,30 @@ def normalised_batches(
         yield normalise(batch.to(device), mean, std)
 
 
-def _wanted(named: Mapping[str, Tensor], only_patches: bool, extractor: str) -> dict[str, Tensor]:
+def _wanted(named: Mapping[str, Tensor], count: int, only_patches: bool, extractor: str) -> dict[str, Tensor]:
+    """The features that are asked for, as they are stored."""
     if only_patches and PATCHES not in named:
         raise UsageError(f"{extractor} gives no patch tokens, only {', '.join(named)}; this protocol needs them")
     wanted = {name: values for name, values in named.items() if (name == PATCHES) == only_patches}
     if not wanted:
         raise UsageError(f"{extractor} gives no feature of the whole image, only patch tokens; give a mean of them too")
-    return wanted
+    return {name: _checked(values, count, name, extractor) for name, values in wanted.items()}
 
 
-def _checked(values: Tensor, shape: tuple[int, ...], name: str, extractor: str) -> np.ndarray:
-    """The values as they are stored, in one piece."""
-    if values.shape != shape or values.ndim != (3 if name == PATCHES else 2):
-        raise UsageError(
-            f"{extractor} gives {name} of shape {list(values.shape)} for {shape[0]} images; expected "
-            f"{'[images, patches, width]' if name == PATCHES else '[images, width]'}, each image's the same"
-        )
+def _checked(values: Tensor, count: int, name: str, extractor: str) -> Tensor:
+    if len(values) != count or values.ndim != (3 if name == PATCHES else 2):
+        raise UsageError(_other_shape(extractor, name, values, f"one for each of {count} images"))
     if not bool(values.isfinite().all()):
         raise MAEError(f"{extractor}: its features hold values that are not finite; the model is broken")
     kept = values.half() if name == PATCHES else values.float()
     if not bool(kept.isfinite().all()):
         raise MAEError(f"{extractor}: its patch tokens hold values over 65504, too large to be stored in 16 bits")
-    return np.ascontiguousarray(kept.cpu().numpy())
+    return kept
+
+
+def _other_shape(extractor: str, name: str, values: Tensor, expected: str) -> str:
+    axes = "[images, patches, width]" if name == PATCHES else "[images, width]"
+    return f"{extractor} gives {name} of shape {list(values.shape)}; expected {axes}, {expected}"
 
 
 def _read(folder: Path) -> dict[str, Tensor] | None:

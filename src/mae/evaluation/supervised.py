@@ -132,9 +132,9 @@ def train_with_labels(
     """
     world = bench.world
     folder = Path(world.from_main(lambda: str(_folder(bench, plan))))
-    for part in module.modules():
-        if isinstance(part, DropPath):
-            part.part = (world.rank, world.size)
+    for layer in module.modules():
+        if isinstance(layer, DropPath):
+            layer.rank, layer.world = world.rank, world.size
     loader = _loader(bench, plan)
     steps_per_epoch = len(bench.images("train").readable) // plan.batch_size
     total_steps = max(1, round(plan.epochs * steps_per_epoch))
@@ -227,7 +227,8 @@ def _batches(
         for raw in batches:
             images = normalise(raw.images.to(bench.device, non_blocking=True), mean, std)
             labels = class_of[raw.shown].to(bench.device, non_blocking=True)
-            first_key = bench.world.whole_batch(raw.keys)[:1]
+            first_key = raw.keys[:1].clone()
+            bench.world.broadcast(first_key)
             # What the forward draws, as dropped paths, is a function of the batch: a resumed run draws the same.
             torch.manual_seed(seeds(first_key, Stream.FORWARD)[0])
             yield prepare(LabelledBatch(images=images, labels=labels, keys=raw.keys, first_key=first_key))

@@ -19,7 +19,7 @@ class Decoder:
     """Shares of the hidden patches that the cross decoder predicts."""
 
     def __post_init__(self) -> None:
-        different = len(set(self.shares)) == len(self.shares) > 0
+        different = len(set(map(_name, self.shares))) == len(self.shares) > 0
         if not different or not all(0 < share <= 1 for share in self.shares):
             raise UsageError(f"--shares is {list(self.shares)}; expected different ones, each above 0 and at most 1")
 
@@ -33,7 +33,7 @@ class Decoder:
         arms = [Arm(name="self", what="self-attention of all patches", options=paper)]
         arms += [
             Arm(
-                name=f"cross{round(100 * share)}",
+                name=_name(share),
                 what=f"attention to visible patches alone, {share:.0%} of the hidden ones predicted",
                 options={"decoder": "cross", "predict_share": share},
             )
@@ -47,3 +47,7 @@ class Decoder:
             judgements=bed.judgements(),
             metrics=bed.metrics(*FEATURES, *PICTURES, *TRAINING),
         )
+
+
+def _name(share: float) -> str:
+    return f"cross{100 * share:.4g}"

@@ -18,8 +18,8 @@ class DropPath(nn.Module):
         rate: probability, at least 0 and below 1.
 
     Attributes:
-        part: this process's number and how many there are, where each has a part of a batch. Each draws for the whole
-            batch: where their generators agree, they leave out what one process would.
+        rank, world: this process's number and how many there are, where each has a part of a batch. Each draws for the
+            whole batch: where their generators agree, they leave out what one process would.
 
     Raises:
         UsageError: a rate out of range.
@@ -30,13 +30,12 @@ class DropPath(nn.Module):
         if not 0 <= rate < 1:
             raise UsageError(f"drop path rate is {rate}; expected a probability from 0 up to, not including, 1")
         self.rate = rate
-        self.part = (0, 1)
+        self.rank, self.world = 0, 1
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """The branch, or zeros, sample by sample."""
         if not self.training or self.rate == 0:
             return x
-        number, parts = self.part
-        drawn = torch.rand(parts * x.shape[0], 1, 1, device=x.device)
-        kept = drawn[number * x.shape[0] : (number + 1) * x.shape[0]] >= self.rate
+        drawn = torch.rand(self.world * x.shape[0], 1, 1, device=x.device)
+        kept = drawn[self.rank * x.shape[0] : (self.rank + 1) * x.shape[0]] >= self.rate
         return x * (kept / (1 - self.rate)).to(x.dtype)

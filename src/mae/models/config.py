@@ -177,8 +177,8 @@ class ModelConfig:
         for name in ("laplacian", "focal_frequency"):
             if self.predict_share < 1 and getattr(self, name):
                 raise UsageError(
-                    f"{name} looks at whole pictures, and with predict_share {self.predict_share} most of one is not "
-                    "predicted; leave one of them out"
+                    f"{name} looks at whole pictures, and with predict_share {self.predict_share} not all of one "
+                    "is predicted; leave one of them out"
                 )
 
     def _check_statistics(self, name: str) -> None:

@@ -118,7 +118,8 @@ class CrossDecoder(nn.Module):
 
     def forward(self, maps: Sequence[Float[Tensor, "B L D"]], plan: MaskPlan, grid: Grid) -> Float[Tensor, "B M P"]:
         """Predict the tokens in `plan.predicted` from the `maps` of the visible ones, see `MAEEncoder.maps`."""
-        memories = torch.tensordot(self.mixture.to(maps[0].dtype), torch.stack(list(maps)), dims=1)  # [depth, B, L, D]
+        stacked = torch.stack(list(maps))  # [maps, B, L, D]
+        memories = torch.tensordot(self.mixture.to(stacked.dtype), stacked, dims=1)  # [depth, B, L, D]
         x = self.mask_token + self.pos_embed(grid)[plan.predicted]
         for block, memory in zip(self.blocks, memories, strict=True):
             x = self.blocks.through(block, x, memory)

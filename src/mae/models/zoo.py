@@ -60,7 +60,9 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
     """
     masking = RandomMasking(ratio=config.mask_ratio, predicted=config.predict_share)
     encoder = build_encoder(config)
-    masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
+    visible = masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
+    if config.decoder == "cross" and visible + encoder.num_prefix < 2:
+        raise UsageError("decoder cross chooses among visible tokens, and these images have one; use smaller patches")
     return MaskedAutoencoder(
         encoder=encoder,
         decoder=_decoder(config, encoder),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
@@ -110,7 +111,10 @@ def run_pretraining(
         MAEError: it failed on the way.
     """
     in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
-    with joined_world(config.device) as (world, device), explained_memory_failure(in_parts):
+    advice = "Go on from the last checkpoint with --resume"
+    if dist.is_initialized():
+        raise UsageError("this program has joined its processes already; leave that to mae, which does it by itself")
+    with joined_world(config.device, advice=advice) as (world, device), explained_memory_failure(in_parts):
         if not world.is_main:
             console = Console(quiet=True)
         config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())

@@ -118,12 +118,21 @@ class World:
         return json.loads(self._bytes_of_main(json.dumps(told).encode()))
 
     def in_turns(
-        self, items: Sequence[_Item], compute: Callable[[_Item], Mapping[str, Tensor]]
+        self,
+        items: Sequence[_Item],
+        compute: Callable[[_Item], Mapping[str, Tensor]],
+        *,
+        only_main: bool = False,
     ) -> Iterator[Mapping[str, Tensor]]:
         """What is computed from each item, in their order, in every process; each process computes its share of them.
 
         Every process must read it to its end, with the same items. Of several processes the tensors come back on the
         CPU.
+
+        Args:
+            items: what to compute from.
+            compute: makes named tensors of one of them.
+            only_main: whether the main process alone is given them, and the others as many empty mappings.
 
         Raises:
             MAEError: computing failed, in every process and at the first item for which it did.
@@ -132,20 +141,23 @@ class World:
             yield from map(compute, items)
             return
         for start in range(0, len(items), self.size):
-            mine = items[start + self.rank : start + self.rank + 1]
             told: dict[str, Any] = {}
             tensors: dict[str, Tensor] = {}
             try:
-                for item in mine:
-                    tensors = {name: values.cpu().contiguous() for name, values in compute(item).items()}
+                for item in items[start + self.rank : start + self.rank + 1]:
+                    # Copies: safetensors takes no two tensors that share memory.
+                    found = {name: values.cpu().clone().contiguous() for name, values in compute(item).items()}
+                    tensors, told = found, {"names": list(found)}  # it would forget their order
             except (MAEError, OSError) as error:
                 told = _as_told(error)
-            everyone = self._bytes_of_each(save(tensors, {"told": json.dumps(told)}))
-            for data in everyone[: len(items) - start]:
-                told = _metadata(data)
+            everyone = [json.loads(data) for data in self._bytes_of_each(json.dumps(told).encode())]
+            for told in everyone:
                 if "error" in told:
                     raise (UsageError if told["usage"] else MAEError if self.is_main else ToldByMain)(told["error"])
-                yield load(data)
+            parts = self._bytes_of_each(save(tensors), only_main=only_main)
+            for told, data in zip(everyone[: len(items) - start], parts, strict=False):
+                loaded = load(data) if data else {}
+                yield {name: loaded[name] for name in told["names"] if data}
 
     def whole_batch(self, rows: Tensor) -> Tensor:
         """The rows of all processes, in order of rank, without gradients; each must have as many."""
@@ -156,11 +168,19 @@ class World:
         dist.all_gather(parts, constant)
         return torch.cat(parts)
 
-    def _bytes_of_each(self, data: bytes) -> list[bytes]:
+    def _bytes_of_each(self, data: bytes, *, only_main: bool = False) -> list[bytes]:
+        """What each process gives, in order of rank; nothing in the others where only the main one wants it."""
         lengths = self.whole_batch(torch.tensor([len(data)])).tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = self.whole_batch(padded.unsqueeze(0))
+        if not only_main:
+            rows = self.whole_batch(padded.unsqueeze(0))
+        elif self.is_main:
+            rows = torch.empty(self.size, len(padded), dtype=torch.uint8)
+            dist.gather(padded, list(rows))
+        else:
+            dist.gather(padded)
+            return [b""] * self.size
         return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
 
     def _bytes_of_main(self, data: bytes) -> bytes:
@@ -191,57 +211,57 @@ def _as_told(error: MAEError | OSError) -> dict[str, Any]:
     return {"error": str(error), "usage": isinstance(error, UsageError)}
 
 
-def _metadata(data: bytes) -> dict[str, Any]:
-    """What a process told beside its tensors: a safetensors header begins with its own length."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return json.loads(header["__metadata__"]["told"])
-
-
 def _empty_bytes(length: Tensor) -> Tensor:
     return torch.empty(int(length), dtype=torch.uint8)
 
 
 @contextmanager
-def joined_world(device: str) -> Iterator[tuple[World, torch.device]]:
-    """The processes of this run and this one's device, until they part.
+def joined_world(device: str, *, advice: str = "") -> Iterator[tuple[World, torch.device]]:
+    """The processes that `torchrun` started and this one's device, until they part; a world of one without it.
+
+    Each of them must enter this. A program that has joined its processes by itself computes alone in each of them.
 
     Args:
         device: `auto`, `cpu`, `cuda` or `mps`.
+        advice: what to do where another process is lost, as a sentence.
 
     Raises:
         UsageError: there is no such device, or several processes cannot share it.
-        LostProcess: another process died, or said nothing for too long.
+        LostProcess: another process died, did not come, or said nothing for too long.
     """
-    chosen = choose_device(device)
-    world = _join(chosen.type)
+    chosen, world = choose_device(device), _told_world()
     try:
-        with explained_lost_process(world):
-            yield world, torch.device("cuda", world.local_rank) if chosen.type == "cuda" else chosen
+        with explained_lost_process(world, advice):
+            if world.size > 1:
+                _meet(world, chosen.type)
+            here = torch.device("cuda", torch.cuda.current_device()) if chosen.type == "cuda" else chosen
+            yield world, here
     finally:
-        if world.size > 1:
+        if world.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _join(device_type: str) -> World:
-    """The world `torchrun` describes in the environment, joined; a world of one without it."""
-    if not dist.is_torchelastic_launched():
+def _told_world() -> World:
+    """What `torchrun` says in the environment."""
+    if not dist.is_torchelastic_launched() or dist.is_initialized():
         return World()
     named = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in named)
-    if size == 1:
-        return World()
-    if device_type not in ("cpu", "cuda"):
-        raise UsageError(f"several processes cannot compute together on {device_type}; use --device cpu or cuda")
-    if device_type == "cuda":
-        torch.cuda.set_device(local_rank)
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    timeout = timedelta(seconds=_timeout_seconds())
-    store = _store_of_this_start(rank, size, timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
-def _store_of_this_start(rank: int, size: int, timeout: timedelta) -> dist.Store:
+def _meet(world: World, device_type: str) -> None:
+    if device_type not in ("cpu", "cuda"):
+        raise UsageError(f"several processes cannot compute together on {device_type}; use --device cpu or cuda")
+    if device_type == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    timeout = timedelta(seconds=_timeout_seconds())
+    store = _store_of_this_start(world, timeout)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+
+
+def _store_of_this_start(world: World, timeout: timedelta) -> dist.Store:
     """Where the processes leave each other their addresses.
 
     torchrun keeps one store for all starts of a run, and PyTorch 2.15 finds there the addresses of processes that have
@@ -250,19 +270,20 @@ def _store_of_this_start(rank: int, size: int, timeout: timedelta) -> dist.Store
     """
     store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
     own = uuid4().hex
-    if rank == 0:
+    if world.is_main:
         store.set("start", own)
-        for other in range(1, size):
+        for other in range(1, world.size):
             store.set(f"{own}/welcome/{store.get(f'{own}/{other}').decode()}", "")
         return dist.PrefixStore(own, store)
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         start = store.get("start").decode()
-        store.set(f"{start}/{rank}", own)
+        store.set(f"{start}/{world.rank}", own)
         if store.check([f"{start}/welcome/{own}"]):
             return dist.PrefixStore(start, store)
         time.sleep(_POLL_SECONDS)
-    raise LostProcess(f"process {rank} of {size} waited {timeout.total_seconds():g} s for the main one, which is gone")
+    seconds = timeout.total_seconds()
+    raise LostProcess(f"process {world.rank} of {world.size} waited {seconds:g} s for the main one, which is gone")
 
 
 def was_restarted() -> bool:
@@ -288,8 +309,8 @@ def _timeout_seconds() -> float:
 
 
 @contextmanager
-def explained_lost_process(world: World) -> Iterator[None]:
-    """Turns PyTorch's error for a process that does not answer into one that says what to do.
+def explained_lost_process(world: World, advice: str) -> Iterator[None]:
+    """Turns PyTorch's error for a process that does not answer into one that says so, with some advice.
 
     Raises:
         LostProcess: another process died, or said nothing for too long.
@@ -304,5 +325,5 @@ def explained_lost_process(world: World) -> Iterator[None]:
         raise LostProcess(
             f"process {world.rank} of {world.size} lost another one, which died or said nothing for "
             f"{_timeout_seconds():g} s ({words.splitlines()[0].split('. ')[0]}); its own message, if it had time for "
-            "one, stands beside this. Go on from the last checkpoint with --resume"
+            f"one, stands beside this. {advice}".rstrip()
         ) from error
