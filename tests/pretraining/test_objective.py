@@ -145,6 +145,17 @@ def test_wrong_requests(args: str, says: str, tmp_path: Path, capsys: pytest.Cap
     assert code == 2 and says in capsys.readouterr().err and not out.exists()
 
 
+def test_the_header_tells_another_decoder(tmp_path: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    options = {**tiny, "quiet": False, "steps": 2}
+    for given, told in (
+        ({}, []),
+        ({"decoder": "cross", "predict_share": 0.25}, [", by cross-attention", "25% of the"]),
+    ):
+        mae.pretrain("builtin:digits", out=tmp_path / str(len(told)), **{**options, **given})
+        header = " ".join(capsys.readouterr().out.split())
+        assert all(words in header for words in told) and ("cross-attention" in header) is bool(told)
+
+
 @pytest.mark.pictures
 def test_a_cross_decoder_trains_goes_on_is_judged_and_draws(pretrain: Run, tmp_path: Path):
     options = {"decoder": "cross", "predict_share": 0.25, "keep_every": 3}

@@ -53,7 +53,10 @@ def show_header(
 
 def _describe_model(prepared: Prepared, model: MaskedAutoencoder) -> str:
     encoder, decoder = (sum(p.numel() for p in part.parameters()) / 1e6 for part in (model.encoder, model.decoder))
-    return f"{prepared.config.model}: encoder {encoder:.2f} M parameters, decoder {decoder:.2f} M"
+    config = prepared.config
+    told = f"{config.model}: encoder {encoder:.2f} M parameters, decoder {decoder:.2f} M"
+    told += ", by cross-attention" if config.decoder == "cross" else ""
+    return told + (f", {config.predict_share:.0%} of the hidden patches predicted" if config.predict_share < 1 else "")
 
 
 def _describe_images(prepared: Prepared) -> str:
