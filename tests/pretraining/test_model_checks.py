@@ -102,12 +102,14 @@ class Leaky(nn.Module):
 class Detached(nn.Module):
     """A decoder that sends nothing back."""
 
+    needs_maps = False
+
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, latent: Tensor, plan: MaskPlan, grid: Any) -> Tensor:
-        return self.inner(latent.detach(), plan, grid)
+    def forward(self, maps: list[Tensor], plan: MaskPlan, grid: Any) -> Tensor:
+        return self.inner([tokens.detach() for tokens in maps], plan, grid)
 
 
 class SameForAll(RandomMasking):

@@ -19,11 +19,13 @@ from mae.targets.pixels import patch_statistics
 class Oracle(nn.Module):
     """A decoder that knows the answer."""
 
+    needs_maps = False
+
     def __init__(self, answer: Tensor) -> None:
         super().__init__()
         self.answer = answer
 
-    def forward(self, latent: Tensor, plan: object, grid: tuple[int, ...]) -> Tensor:
+    def forward(self, maps: list[Tensor], plan: object, grid: tuple[int, ...]) -> Tensor:
         return self.answer
 
 
