@@ -160,6 +160,7 @@ def test_the_header_tells_another_decoder(tmp_path: Path, tiny: dict[str, Any], 
 def test_a_cross_decoder_trains_goes_on_is_judged_and_draws(pretrain: Run, tmp_path: Path):
     options = {"decoder": "cross", "predict_share": 0.25, "keep_every": 3}
     whole = pretrain("whole", **options)
+    assert whole.finished
     model = whole.load_model()
     assert model.config is not None and (model.config.decoder, model.config.predict_share) == ("cross", 0.25)
     shutil.copytree(whole.folder, tmp_path / "stopped")
