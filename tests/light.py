@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import sklearn.datasets
@@ -53,3 +54,8 @@ def little_measuring(patch: pytest.MonkeyPatch) -> None:
                  "plan._PROBE_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):  # fmt: skip
         patch.setattr(f"mae.pretraining.{name}", 0.1)
     patch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 12)
+
+
+def forget_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No set fits in memory from now on, so that what is broken is met only when it is read."""
+    monkeypatch.setattr("mae.data.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from data.pictures import Pictures, noise
+from light import forget_images
 from PIL import Image
 from rich.console import Console
-from tiny_bench import by_function, forget_images, make_bench
+from tiny_bench import by_function, make_bench
 
 import mae
 from mae.data.images import load_images

@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from light import forget_images
 from rich.console import Console
-from tiny_bench import CPU, by_function, forget_images, striped
+from tiny_bench import CPU, by_function, striped
 from torch import Tensor
 
 from mae.data.arrays import ArraySource, whole_array

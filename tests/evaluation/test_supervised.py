@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_bench import by_function, forget_images, make_bench, small_model, striped
+from light import forget_images
+from tiny_bench import by_function, make_bench, small_model, striped
 
 from mae.data.arrays import ArraySource, whole_array
 from mae.data.augmentation import Augmentation

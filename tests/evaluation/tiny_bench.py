@@ -1,11 +1,9 @@
 """Tiny labelled sets, models and benches for the tests of the protocols."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from rich.console import Console
 from tiny import tiny_config
@@ -58,11 +56,6 @@ def make_bench(
     )
     console = Console(quiet=True)
     return Bench(extractor=extractor, data=data, folder=folder, device=CPU, seed=seed, console=console)
-
-
-def forget_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No set fits in memory from now on, so that what is broken is met only when it is read."""
-    monkeypatch.setattr("mae.data.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))
 
 
 def source(images: Any, name: str) -> Source:

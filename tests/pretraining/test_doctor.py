@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from data.flaky import serving
 from data.packs import jpeg
-from light import little_measuring
+from light import forget_images, little_measuring
 from PIL import Image
 
 import mae
@@ -163,7 +162,7 @@ def test_a_cache_without_room_for_the_shards_in_use_is_told(
     shard = max(path.stat().st_size for path in (tmp_path / "served" / "pack").glob("*.tar"))
     monkeypatch.setenv("OPENMAE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENMAE_CACHE_GB", str(room * shard / 1e9))
-    monkeypatch.setattr("mae.data.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    forget_images(monkeypatch)
     with serving(tmp_path / "served") as server:
         assert main(["doctor", f"{server.url}/pack", *MODEL]) == 0
     told = capsys.readouterr().out

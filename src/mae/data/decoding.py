@@ -20,7 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mae.data import npy, tiff
-from mae.data.jpeg import decode_jpeg, plain_size
+from mae.data.jpeg import decode_jpeg, has_fast_decoder, plain_size
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes, check_size, upright
 
 HEADER_BYTES = 16
@@ -163,7 +163,7 @@ def _decode(data: bytes, name: str) -> np.ndarray:
 
 def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:
     """The pixels by the fast decoder; None where Pillow has to see to it."""
-    if (size := plain_size(data, most_scans=_MAX_SCANS)) is None:
+    if not has_fast_decoder() or (size := plain_size(data, most_scans=_MAX_SCANS)) is None:
         return None
     width, height, channels = size
     check_size(ImageInfo(height=height, width=width, channels=channels, dtype=_UINT8), name=name)

@@ -78,7 +78,7 @@ def _size(data: bytes, kind: int, at: int, scan: int, most_scans: int) -> tuple[
         return None
     # A scan over all channels is the only one of a sequential frame. To look through what follows takes time.
     several = kind == _PROGRESSIVE or data[scan + 2] != channels
-    if several and (data.count(b"\xff\xda") > most_scans or b"\xff\xe1" in data[scan:]):
+    if several and (data.count(b"\xff\xda") > most_scans or data.find(b"\xff\xe1", scan) >= 0):
         return None
     return width, height, channels
 

@@ -109,9 +109,13 @@ class World:
 
     def _hear(self) -> Any:
         told = self._tell({})
-        if "error" in told:
-            raise (UsageError if told["usage"] else ToldByMain)(told["error"])
+        self._raise_told(told)
         return told["value"]
+
+    def _raise_told(self, told: Mapping[str, Any]) -> None:
+        """Fail as another process did, if it did."""
+        if "error" in told:
+            raise (UsageError if told["usage"] else MAEError if self.is_main else ToldByMain)(told["error"])
 
     def _tell(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """What the main process says, in every process."""
@@ -146,14 +150,16 @@ class World:
             try:
                 for item in items[start + self.rank : start + self.rank + 1]:
                     # Copies: safetensors takes no two tensors that share memory.
-                    found = {name: values.cpu().clone().contiguous() for name, values in compute(item).items()}
+                    found = {
+                        name: values.cpu().clone(memory_format=torch.contiguous_format)
+                        for name, values in compute(item).items()
+                    }
                     tensors, told = found, {"names": list(found)}  # it would forget their order
             except (MAEError, OSError) as error:
                 told = _as_told(error)
             everyone = [json.loads(data) for data in self._bytes_of_each(json.dumps(told).encode())]
             for told in everyone:
-                if "error" in told:
-                    raise (UsageError if told["usage"] else MAEError if self.is_main else ToldByMain)(told["error"])
+                self._raise_told(told)
             parts = self._bytes_of_each(save(tensors), only_main=only_main)
             for told, data in zip(everyone[: len(items) - start], parts, strict=False):
                 loaded = load(data) if data else {}
