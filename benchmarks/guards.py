@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from step import timed
 
+from mae.bench.turns import timed
 from mae.models.zoo import create_model
 from mae.training.distributed import World
 from mae.training.engine import Trainer, TrainingSettings
@@ -89,7 +89,7 @@ def main() -> None:
         ratios, seconds = [], []
         for number in range(args.turns):
             order = (False, True) if number % 2 == 0 else (True, False)
-            took = {guarded: timed(turns[guarded], args.device) for guarded in order}
+            took = {guarded: timed(turns[guarded], device) for guarded in order}
             ratios.append(took[True] / took[False])
             seconds.append(took[False] / args.steps)
     low, middle, high = quantiles(ratios, n=4)

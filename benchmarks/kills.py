@@ -49,7 +49,7 @@ STEPS, SAVE_EVERY, BATCH = 12, 2, 16
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
     "batch_size": BATCH, "steps": STEPS, "save_every": SAVE_EVERY, "device": "cpu", "workers": 0, "skip_doctor": True,
-    "held_out": 0.0, "decoder_depth": 1,
+    "held_out": 0.0, "decoder_depth": 1, "precision": "fp32",
 }  # fmt: skip
 PHASES = (
     "random moment", "mid-step", "data fetch", "staging", "between files", "before commit", "after commit", "prune",

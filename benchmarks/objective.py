@@ -19,12 +19,12 @@ from statistics import mean, quantiles
 from typing import Any
 
 import torch
-from step import autocast, timed
 
-from mae.masking.schedule import RatioSchedule
+from mae.bench.turns import timed
 from mae.models.zoo import create_model
+from mae.pretraining.settle import ratio_schedule
 from mae.recipes.improved import improved
-from mae.training.device import keep_freed_memory
+from mae.training.device import autocast, keep_freed_memory
 
 RECIPE = improved()
 PLAIN = "plain"
@@ -45,9 +45,7 @@ def parse_args() -> argparse.Namespace:
 
 def ratios(epochs: int) -> list[float]:
     """The mask ratio of each step of a run."""
-    schedule = RatioSchedule(
-        kind=RECIPE.mask_schedule, start=RECIPE.mask_start, end=RECIPE.mask_ratio, warmup=RECIPE.mask_warmup
-    )
+    schedule = ratio_schedule(RECIPE)
     return [schedule.ratio(step, steps_per_epoch=STEPS_PER_EPOCH) for step in range(epochs * STEPS_PER_EPOCH)]
 
 
@@ -76,7 +74,7 @@ def make_step(name: str, options: Mapping[str, Any], ratio: float, args: argpars
 
     def step() -> None:
         plan = model.masking.plan(grid, keys, ratio)
-        with autocast(args.device):
+        with autocast("bf16" if args.device == "cuda" else "fp32", torch.device(args.device)):
             loss = model(images, plan=plan).loss
         loss.backward()
         optimizer.step()
@@ -94,7 +92,7 @@ def main() -> None:
     turns = []
     for turn in range(args.turns):
         names = list(steps) if turn % 2 == 0 else list(reversed(steps))  # neither always runs in the other's wake
-        seconds = {name: timed(steps[name], args.device) for name in names}
+        seconds = {name: timed(steps[name], torch.device(args.device)) for name in names}
         turns.append({name: seconds[name] / seconds[PLAIN] for name in steps} | {"seconds": seconds[PLAIN]})
     for epochs in RUNS:
         names = [f"both, {ratio:.5g} hidden" for ratio in ratios(epochs)]

@@ -12,7 +12,7 @@ import scipy.stats  # noqa: F401
 import torch
 import torch._dynamo
 import torchvision.transforms.v2  # noqa: F401
-from light import few_digits, without_doctor
+from light import few_digits, in_float32, without_doctor
 
 # Tiny models lose more to threads that wait for each other than they gain; the processes that tests start as well.
 torch.set_num_threads(1)
@@ -31,6 +31,11 @@ def _few_digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """All the embedded digits are there only in tests marked `digits`."""
     if request.node.get_closest_marker("digits") is None:
         few_digits(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_float32(monkeypatch)
 
 
 @pytest.fixture

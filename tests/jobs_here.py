@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from light import without_pictures
+from light import in_float32, without_pictures
 
 from mae.experiments import job, runner
 
@@ -24,8 +24,9 @@ class _Here:
 
 
 def run_jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without the pictures that a run draws as it goes."""
+    """Also without the pictures that a run draws as it goes, and in float32, as every test computes."""
     here = SimpleNamespace(Popen=_Here, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(runner, "subprocess", here)
     monkeypatch.setattr(job, "_stop_with_parent", lambda: None)  # which reads this process's input
     without_pictures(monkeypatch)
+    in_float32(monkeypatch)

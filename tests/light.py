@@ -27,6 +27,11 @@ def few_digits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sklearn.datasets, "load_digits", lambda: few)
 
 
+def in_float32(patch: pytest.MonkeyPatch) -> None:
+    """CPUs compute in float32, those that could in bfloat16 too: tests are the same on every machine."""
+    patch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+
+
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Runs draw nothing: drawing takes longer than a tiny run."""
     patch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
@@ -43,7 +48,7 @@ def few_looks(patch: pytest.MonkeyPatch) -> None:
 def light_runs() -> Iterator[None]:
     """All of these, for fixtures that are made before those of a test."""
     with pytest.MonkeyPatch.context() as patch:
-        for lighten in (without_doctor, few_digits, without_pictures, few_looks):
+        for lighten in (without_doctor, few_digits, in_float32, without_pictures, few_looks):
             lighten(patch)
         yield
 

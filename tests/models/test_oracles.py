@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from peer import make_peer, peer_noise, peer_tensors
 from slow_mae import double_weights, slow_encode, slow_forward
 from tiny import images_for, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
+from mae.bench.peer import make_peer, peer_noise, peer_tensors
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.types import MaskPlan
 

@@ -53,10 +53,14 @@ expected.backward()
 got.backward()
 for mine, theirs in zip(plain.parameters(), other.parameters(), strict=True):
     assert_close(theirs.grad, mine.grad, rtol=1e-4, atol=1e-5)
+with torch._dynamo.config.patch(error_on_recompile=True):  # other masks and images are no reason for another graph
+    for seed in range(3):
+        masks = plain.plan(images, generator=torch.Generator().manual_seed(seed))
+        torch.compile(other, fullgraph=True, backend="aot_eager")(images + seed, plan=masks).loss.backward()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"decoder": "cross", "predict_share": 0.5}], ids=str)
-def test_the_compiled_model_is_one_graph_of_the_same_loss_and_gradients(options: dict[str, Any]) -> None:
+def test_the_compiled_model_is_one_graph_for_all_masks_of_the_same_loss_and_gradients(options: dict[str, Any]) -> None:
     run_compiled(f"OPTIONS = {options}\n{COMPILED}", folder=Path(__file__).parent)

@@ -68,6 +68,12 @@ def test_what_is_compared_over_a_batch_is_so_over_all_processes(runs: Path):
         assert together["terms"] == pytest.approx(alone["terms"], rel=1e-5, abs=1e-6)
 
 
+def test_orthogonal_steps_of_a_divided_model_are_those_of_a_whole_one(runs: Path):
+    assert codes(runs, "muon-divided") == [0, 0]
+    assert losses(runs / "muon-divided") == pytest.approx(losses(runs / "muon-alone"), rel=1e-4)  # bf16, on some CPUs
+    assert losses(runs / "muon-alone") != pytest.approx(losses(runs / "alone"), rel=1e-3)
+
+
 def test_numbers_of_features_and_the_probe_are_of_the_whole_model(runs: Path):
     """The main process looks at a copy of a divided model: a stale one would tell those of step 0 for ever."""
     seen: list[list[dict[str, Any]]] = [

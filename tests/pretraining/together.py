@@ -38,6 +38,8 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "compiled": (2, {"compile": True}),
     "improved-alone": (1, IMPROVED),
     "improved": (2, IMPROVED),
+    "muon-alone": (1, {"optimizer": "muon"}),
+    "muon-divided": (2, {**FSDP, "optimizer": "muon"}),
 }
 """The number of processes, and what is asked for."""
 

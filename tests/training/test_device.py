@@ -24,10 +24,17 @@ def test_the_fastest_device_that_is_there_is_taken(monkeypatch: pytest.MonkeyPat
 def test_bf16_is_taken_where_cuda_computes_in_it(monkeypatch: pytest.MonkeyPatch, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_precision("auto", torch.device("cuda")) == expected
-    assert choose_precision("auto", torch.device("cpu")) == "fp32"
     assert choose_precision("bf16", torch.device("cpu")) == "bf16"
     with pytest.raises(UsageError, match="fp16 needs a GPU"):
         choose_precision("fp16", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("has_it", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_bf16_is_taken_where_the_processor_computes_in_it(monkeypatch: pytest.MonkeyPatch, has_it, expected):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_it)
+    assert choose_precision("auto", torch.device("cpu")) == expected
+    assert choose_precision("auto", torch.device("mps")) == "fp32"
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
 
 
 @pytest.mark.parametrize(

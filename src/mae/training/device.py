@@ -11,7 +11,7 @@ import torch
 from mae.errors import MAEError, UsageError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _LARGEST_INT = -1, -4, 2**31 - 1  # of glibc's malloc.h
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,15 +39,21 @@ def choose_precision(name: str, device: torch.device) -> str:
         raise UsageError("--precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
     if name != "auto":
         return name
-    # Before compute capability 8 CUDA emulates bf16, slower than fp32; CPUs and MPS gain nothing sure from it.
-    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    return "bf16" if computes_in_bf16(device) else "fp32"
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies in bf16; where it is emulated it is slower than fp32, and MPS gains nothing."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context in which a forward runs; weights and optimizer stay float32."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=_DTYPES[precision])
+    return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 @contextmanager
