@@ -52,6 +52,7 @@ Names = Annotated[tuple[str, ...], _NAMES]
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Optimizer = Literal["adamw", "muon"]
 Statistics = Literal["data", "imagenet"]
 
 # What a resumed run may change: where and how fast it computes and what is looked at, not what is learned.
@@ -155,8 +156,10 @@ class PretrainConfig:
     """Peak learning rate for a batch of 256; scaled with the batch."""
     min_lr: float = 0.0
     """Learning rate at the end of the cosine."""
+    optimizer: Optimizer = "adamw"
+    """muon: matrices inside blocks move in orthogonal steps, the rest by AdamW."""
     weight_decay: float = 0.05
-    """AdamW's weight decay, not on biases and norms."""
+    """Weight decay, not on biases and norms."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of its two averages."""
     warmup_epochs: Annotated[float | None, shown("a tenth of the run", "E")] = None

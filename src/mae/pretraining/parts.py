@@ -62,7 +62,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         shard(model, config.precision)
     trainer = Trainer(
         module=model,
-        optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas),
+        optimizer=make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas, kind=config.optimizer),
         batches=partial(_batches, prepared, model, make_loader(prepared)),
         settings=settings,
         folder=prepared.folder.checkpoints,
@@ -110,9 +110,14 @@ def fresh_model(prepared: Prepared) -> MaskedAutoencoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(prepared.config.seed)
         model = build_model(prepared.model_config)
+    return as_told(model, prepared.config).to(prepared.device)
+
+
+def as_told(model: MaskedAutoencoder, config: PretrainConfig) -> MaskedAutoencoder:
+    """The model itself, its blocks computed again in the backward pass if the run is to do so."""
     for part in (model.encoder, model.decoder):
-        part.blocks.recompute = prepared.config.recompute
-    return model.to(prepared.device)
+        part.blocks.recompute = config.recompute
+    return model
 
 
 def peak_rate(config: PretrainConfig) -> float:

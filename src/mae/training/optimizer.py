@@ -1,10 +1,12 @@
-"""AdamW, and the papers' parameter groups."""
+"""AdamW or Muon, and the papers' parameter groups."""
 
 from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW
+
+from mae.training.muon import Muon
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -58,6 +60,34 @@ def layered_groups(
     return list(groups.values())
 
 
-def make_optimizer(module: nn.Module, *, weight_decay: float, betas: tuple[float, float]) -> AdamW:
-    """AdamW over `parameter_groups`; the engine sets the rate before each step."""
-    return AdamW(parameter_groups(module, weight_decay), lr=0.0, betas=betas, fused=True)
+def make_optimizer(module: nn.Module, *, weight_decay: float, betas: tuple[float, float], kind: str = "adamw") -> AdamW:
+    """An optimizer over `parameter_groups`; the engine sets the rate before each step.
+
+    Args:
+        module: whose parameters.
+        weight_decay: of matrices.
+        betas: AdamW's decay rates.
+        kind: `adamw`, or `muon` for the matrices of blocks.
+    """
+    groups = parameter_groups(module, weight_decay)
+    if kind == "muon":
+        return Muon(_orthogonal_apart(groups), betas=betas)
+    return AdamW(groups, lr=0.0, betas=betas, fused=True)
+
+
+def _orthogonal_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the matrices of blocks in groups of their own; what leads in and out of blocks is none of them."""
+    apart = [
+        {
+            **group,
+            "params": [(name, p) for name, p in group["params"] if _is_hidden(name, p) is hidden],
+            "orthogonal": hidden,
+        }
+        for group in groups
+        for hidden in (False, True)
+    ]
+    return [group for group in apart if group["params"]]
+
+
+def _is_hidden(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and ".blocks." in f".{name}"

@@ -1,0 +1,94 @@
+"""A step asks the device for nothing that its host would have to wait for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mae.config import PretrainConfig
+from mae.data.loaders import normalise
+from mae.masking.random import RandomMasking
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.pretraining.parts import fresh_model, make_trainer
+from mae.pretraining.settle import prepare
+from mae.recipes import recipe_config
+from mae.training.distributed import World
+
+# What makes the host wait: a value, or a size that depends on values.
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "equal", "bincount")
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what cannot be done without looking at values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_truth = name in ("index", "index_put") and any(t is not None and t.dtype == torch.bool for t in args[1])
+        if name in WAITING or by_truth:
+            raise AssertionError(f"{name} makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
+OPTIONS: dict[str, Any] = {
+    "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
+    "batch_size": 8, "steps": 3, "warmup_epochs": 0.0, "mask_warmup": 0.01, "device": "cpu", "workers": 0,
+    "decoder_depth": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},
+        {"decoder": "cross", "predict_share": 0.5},
+        {"optimizer": "muon"},
+        {"recipe": "improved", "accumulate": 2},
+        {"focal_frequency": 0.1, "low_pass": 0.5, "loss": "smooth_l1", "norm_pix_loss": False},
+        {"clip_grad": None},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
+)
+def test_no_step_waits_for_the_device(tmp_path: Path, changes: dict[str, Any]):
+    recipe = changes.get("recipe", "default")
+    config = recipe_config(recipe).override({**OPTIONS, **changes, "out": str(tmp_path / "run")})
+    trainer, batches = a_trainer(config)
+    trainer._train_step(batches)  # the first one makes the averages
+    with NoWaiting():
+        trainer._train_step(batches)
+    assert trainer.step == 2
+
+
+def a_trainer(config: PretrainConfig) -> tuple[Any, Iterator[Any]]:
+    prepared = prepare(config, None, torch.device("cpu"), World(), resume=False)
+    trainer = make_trainer(prepared, fresh_model(prepared))
+    there = iter([batch for batch, _ in zip(trainer.batches(0), range(4 * config.accumulate), strict=False)])
+    return trainer, there
+
+
+@pytest.mark.parametrize("asks", [lambda t: float(t), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0]])
+def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any):
+    config = PretrainConfig(lr=1e-3).override({**OPTIONS, "out": str(tmp_path / "run")})
+    trainer, batches = a_trainer(config)
+    forward = MaskedAutoencoder.forward
+
+    def waits(self: MaskedAutoencoder, images: Tensor, **options: Any) -> Any:
+        output = forward(self, images, **options)
+        asks(output.loss.detach())
+        return output
+
+    monkeypatch.setattr(MaskedAutoencoder, "forward", waits)
+    with NoWaiting(), pytest.raises(AssertionError, match="makes the host wait"):
+        trainer._train_step(batches)
+
+
+def test_masks_and_normalised_images_wait_for_nothing_either():
+    keys = torch.arange(4)
+    with NoWaiting():
+        plan = RandomMasking(predicted=0.5).plan((4, 4), keys, 0.6)
+        images = normalise(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(3), torch.ones(3))
+    assert plan.visible.shape == (4, 6) and images.dtype == torch.float32
