@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mae.data.images import ImageSet
+from mae.layers.transformer import Blocks
 from mae.masking.random import RandomMasking
 from mae.models.zoo import build_model
 from mae.pretraining import measure
@@ -192,11 +193,25 @@ def test_steps_are_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):
     assert asked == ["bf16"] * 2
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_blocks_are_computed_again_where_the_run_does(monkeypatch: pytest.MonkeyPatch, recompute: bool):
+    seen: list[bool] = []
+    through = Blocks.through
+
+    def noted(self: Blocks, *args: Any) -> Any:
+        seen.append(self.recompute)
+        return through(self, *args)
+
+    monkeypatch.setattr(Blocks, "through", noted)
+    measure_steps(prepared(recompute=recompute, decoder="cross"), part_sizes=[2], seconds=0.0)
+    assert seen and set(seen) == {recompute}
+
+
 def test_memory_that_is_taken_shows():
-    with measure._PeakMemory(CPU) as memory:
+    with measure.PeakMemory(CPU) as memory:
         held = torch.ones(96 * MB // 4)
         del held
-        measure._give_back(CPU)
+        measure.give_back(CPU)
         time.sleep(0.05)  # it is looked at again, when nothing is held any more
     assert 90 * MB < memory.peak_bytes < 125 * MB
 

@@ -34,7 +34,8 @@ class Machine:
 
     def measure_steps(self, run: Prepared, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
         self.asked += part_sizes
-        return [StepCost(part_size=n, seconds=0.1 + 0.01 * n, peak_bytes=1000 + 100 * n) for n in part_sizes]
+        kept = 10 if run.config.recompute else 100
+        return [StepCost(part_size=n, seconds=0.1 + 0.01 * n, peak_bytes=1000 + kept * n) for n in part_sizes]
 
 
 @pytest.fixture
@@ -69,6 +70,18 @@ def test_the_batch_stays_and_is_divided_where_it_does_not_fit(machine: Machine):
     assert plan.peak_bytes == 3000 and "--accumulate 2" in plan.command
     assert any("--accumulate 2" in text for text in plan.advice)
     assert max(machine.asked) == 26  # no more than fits is tried
+
+
+def test_blocks_are_computed_again_where_not_one_image_fits_otherwise(machine: Machine):
+    machine.available = 1200  # 1080 of it: 0 images, or 8
+    plan = make_plan(prepared(batch_size=40), hours=None)
+    assert plan.config.recompute and "--recompute" in plan.command and plan.advice[0].startswith("--recompute")
+    assert (plan.largest_part, plan.config.accumulate, plan.peak_bytes) == (8, 5, 1080)
+    machine.available = 1300
+    assert not make_plan(prepared(batch_size=40), hours=None).config.recompute  # one fits: parts cost less
+    machine.available = 1100  # 990
+    with pytest.raises(UsageError, match="smaller --model"):
+        make_plan(prepared(batch_size=40), hours=None)
 
 
 @pytest.mark.digits

@@ -29,6 +29,7 @@ class ModelSummary:
         decoder_positions: likewise for the decoder.
         encoder_flops: operations per image of the encoder on visible tokens, forward only.
         decoder_flops: operations per image of the decoder, forward only.
+        head_flops: of them those of its last layer, which predicts the patches.
         step_flops: operations per image of a training step, forward and backward.
         encode_flops: operations per image of `encode`, which sees every patch.
     """
@@ -39,6 +40,7 @@ class ModelSummary:
     decoder_positions: int
     encoder_flops: int
     decoder_flops: int
+    head_flops: int
     step_flops: int
     encode_flops: int
 
@@ -64,6 +66,7 @@ def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
         twin = build_model(config)
         images = torch.empty(1, config.in_chans, *config.img_size)
         plan = twin.plan(images)
+        predicted = torch.empty(plan.predicted.numel(), config.decoder_embed_dim)
     encoder, decoder, grid = twin.encoder, twin.decoder, twin.encoder.grid
     maps = twin.maps(images, plan)
     return ModelSummary(
@@ -73,6 +76,7 @@ def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
         decoder_positions=prod(grid) * config.decoder_embed_dim,
         encoder_flops=_flops(lambda: encoder(images, plan.visible)),
         decoder_flops=_flops(lambda: decoder(maps, plan, grid)),
+        head_flops=_flops(lambda: decoder.pred(predicted)),
         # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
         step_flops=_flops(lambda: decoder(twin.maps(images, plan), plan, grid).sum().backward()),
         encode_flops=_flops(lambda: encoder(images)),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mae.data.loaders import TrainingLoader, normalise
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import build_model
-from mae.pretraining.parts import num_workers
+from mae.pretraining.parts import as_told, num_workers
 from mae.pretraining.settle import Prepared
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.optimizer import make_optimizer
@@ -86,7 +86,7 @@ def measure_steps(
     for size in part_sizes:
         chosen = torch.arange(size) % len(crops)
         costs.append(_measure(prepared, crops[chosen], keys[chosen], seconds / len(part_sizes), model))
-        _give_back(prepared.device)
+        give_back(prepared.device)
     return costs
 
 
@@ -97,10 +97,10 @@ def _measure(
     lowest, mean = _ratios(prepared)
     began = perf_counter()
     times: list[float] = []
-    with _PeakMemory(prepared.device) as memory:
+    with PeakMemory(prepared.device) as memory:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             own = build_model(prepared.model_config) if model is None else copy.deepcopy(model)
-        step = _Step(prepared, own.to(prepared.device), crops, keys)
+        step = _Step(prepared, as_told(own, prepared.config).to(prepared.device), crops, keys)
         for _ in range(_WARM_UP):
             second = perf_counter()
             step.run(lowest)
@@ -128,7 +128,9 @@ class _Step:
         config = prepared.config
         self._prepared, self._model, self._crops, self._keys = prepared, model, crops, keys
         self._statistics = prepared.statistics()
-        self._optimizer = make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas)
+        self._optimizer = make_optimizer(
+            model, weight_decay=config.weight_decay, betas=config.betas, kind=config.optimizer
+        )
         self._scaler = torch.amp.GradScaler(prepared.device.type, enabled=config.precision == "fp16")
 
     def run(self, ratio: float) -> None:
@@ -179,7 +181,7 @@ def _ratios(prepared: Prepared) -> tuple[float, float]:
     return min(ratios), fmean(ratios)
 
 
-class _PeakMemory:
+class PeakMemory:
     """The most memory that was taken while entered, over what was taken before."""
 
     def __init__(self, device: torch.device) -> None:
@@ -189,8 +191,8 @@ class _PeakMemory:
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> "_PeakMemory":
-        _give_back(self._device)  # what is lying about would be used first, and no growth be seen
+    def __enter__(self) -> "PeakMemory":
+        give_back(self._device)  # what is lying about would be used first, and no growth be seen
         self._before = self._taken()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -214,7 +216,7 @@ class _PeakMemory:
             self.peak_bytes = max(self.peak_bytes, self._taken() - self._before)
 
 
-def _give_back(device: torch.device) -> None:
+def give_back(device: torch.device) -> None:
     """Return to the system what is freed but still held."""
     gc.collect()
     if device.type == "cuda":

@@ -116,7 +116,8 @@ def plan_pretraining(config: PretrainConfig, *, hours: float | None) -> tuple[Pr
 def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
     """Measure a few steps and some loading, and work out what the run takes.
 
-    The batch stays what was asked for; it is divided into more parts where it would not fit.
+    The batch stays what was asked for; it is divided into more parts where it would not fit, which costs next to
+    nothing. Where not even one image fits, blocks are computed again in the backward pass (`--recompute`), which does.
 
     Args:
         prepared: the run.
@@ -134,6 +135,9 @@ def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
     costs = _measure_costs(prepared, floor(_USABLE * available))
     loader_rate = measure_loading(prepared, seconds=_LOADING_SECONDS)
     largest_part = fitting_part_size(costs, floor(_USABLE * available))
+    if not largest_part and not prepared.config.recompute:
+        plan = make_plan(replace(prepared, config=replace(prepared.config, recompute=True)), hours=hours)
+        return replace(plan, advice=("--recompute, for without it not one image fits in memory", *plan.advice))
     accumulate = fitting_accumulate(prepared.config, world, largest_part)
     config = replace(prepared.config, accumulate=accumulate)
     assert config.batch_size is not None

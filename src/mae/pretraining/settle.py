@@ -104,14 +104,7 @@ class Prepared:
     @property
     def mask_schedule(self) -> RatioSchedule:
         """How much is hidden, step by step."""
-        config = self.config
-        return RatioSchedule(
-            kind=config.mask_schedule,
-            start=config.mask_start,
-            end=config.mask_ratio,
-            warmup=config.mask_warmup,
-            seed=config.seed,
-        )
+        return ratio_schedule(self.config)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Channel means and deviations `[C]` on the run's device."""
@@ -121,9 +114,23 @@ class Prepared:
 
 
 def prepare(
-    config: PretrainConfig, folder: RunFolder | None, device: torch.device, world: World, *, resume: bool
+    config: PretrainConfig,
+    folder: RunFolder | None,
+    device: torch.device,
+    world: World,
+    *,
+    resume: bool,
+    memory_limit: int | None = None,
 ) -> Prepared:
     """Read the images and settle the run; nothing is written yet.
+
+    Args:
+        config: the run, as far as it was told.
+        folder: of the run; None: a new one under `runs/`.
+        device: where to compute.
+        world: the processes that train together.
+        resume: whether the run was begun before.
+        memory_limit: bytes that decoded images may take; None: a quarter of the free memory.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
@@ -139,6 +146,7 @@ def prepare(
         channels=config.channels,
         no_data=config.no_data,
         max_unreadable=config.max_unreadable,
+        memory_limit=memory_limit,
         processes=world.local_size,
     )
     config, model = settle(config, images, device, world)
@@ -209,6 +217,17 @@ def steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
     """Whole batches in a pass over the images of a settled run that are trained on."""
     assert config.batch_size is not None
     return (num_images - num_held_out(config, num_images)) // config.batch_size
+
+
+def ratio_schedule(config: PretrainConfig) -> RatioSchedule:
+    """How much a run hides, step by step."""
+    return RatioSchedule(
+        kind=config.mask_schedule,
+        start=config.mask_start,
+        end=config.mask_ratio,
+        warmup=config.mask_warmup,
+        seed=config.seed,
+    )
 
 
 def advised_batch(config: PretrainConfig, num_images: int) -> int:
