@@ -17,6 +17,7 @@ from mae.experiments.compare import Compare, parts
 from mae.experiments.decoder import Decoder
 from mae.experiments.decoder_depth import DecoderDepth
 from mae.experiments.job import Job, Judgement, feature_read, read_numbers, read_yardsticks
+from mae.experiments.levers import LEVERS, Levers
 from mae.experiments.mask_ratio import MaskRatio
 from mae.experiments.plan import Bed, Study, commands, differing
 from mae.experiments.run import _told_apart
@@ -90,6 +91,28 @@ def test_arms_that_are_the_same_run_are_refused():
             _told_apart(options.study(bed(**given)))
 
 
+def test_each_lever_changes_the_run_that_was_asked_for():
+    study = Levers().study(bed("cifar10", batch_size=64, epochs=4.0, warmup_epochs=1.0))
+    found = configs(study)
+    assert list(found) == ["plain", *LEVERS] and found["plain"] == bed("cifar10", batch_size=64, epochs=4.0,
+                                                                     warmup_epochs=1.0).base  # fmt: skip
+    assert differing({name: found[name] for name in ("plain", "cross-third")}) == {
+        "decoder": {"plain": "self", "cross-third": "cross"}, "predict_share": {"plain": 1.0, "cross-third": 1 / 3}
+    }  # fmt: skip
+    assert found["batch-half"].batch_size == 32 and found["rate-up"].lr == 5e-3 and found["muon"].optimizer == "muon"
+    assert found["curriculum"].mask_warmup == 2.0  # half of the run, which is shorter than the default's
+    for name in LEVERS:
+        assert differing({"plain": found["plain"], name: found[name]}), f"{name} changes nothing"
+    _told_apart(study)
+    assert list(configs(Levers(levers=("muon",)).study(bed()))) == ["plain", "muon"]
+
+
+def test_a_lever_that_multiplies_nothing_is_refused():
+    for name, says in (("batch-half", "give --batch-size"), ("rate-up", "give --lr")):
+        with pytest.raises(UsageError, match=says):
+            Levers(levers=(name,)).study(bed(lr=None))
+
+
 @pytest.mark.parametrize(
     ("options", "option", "values"),
     [
@@ -114,6 +137,8 @@ def test_what_a_study_varies_cannot_be_given(options: Any, option: str, values: 
         (MaskRatio, {"ratios": (0.5,)}, "expected two different ones"),
         (MaskRatio, {"ratios": (0.5, 1.0)}, "between 0 and 1"),
         (DecoderDepth, {"depths": (1, 0)}, "each 1 or more"),
+        (Levers, {"levers": ("mun",)}, "did you mean muon"),
+        (Levers, {"levers": ("muon", "muon")}, "expected different ones"),
         (Decoder, {"shares": ()}, "expected different ones"),
         (Decoder, {"shares": (0.5, 0.5)}, "expected different ones"),
         (Decoder, {"shares": (0.5, 0.500001)}, "expected different ones"),

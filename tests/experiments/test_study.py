@@ -178,7 +178,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     asked = (
         f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
         f"--patch-size 2 --batch-size 15 --steps 80 --workers 0 --device cpu --finetune-epochs 0 --mlp-ratio 0.5 "
-        f"--decoder-depth 1 --skip-doctor --out {out}"
+        f"--decoder-depth 1 --precision fp32 --skip-doctor --out {out}"
     ).split()
     process = start(*asked)
     run = out / "runs" / "ratio0.75-seed0"
@@ -203,7 +203,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert {"yardstick: psnr, mean_colour", "yardstick: psnr, mean_colour_own"} <= yardsticks
     whole = mae.pretrain(
         labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, mlp_ratio=0.5, decoder_depth=1,
-        batch_size=15, steps=80, workers=0, device="cpu", out=tmp_path / "whole", quiet=True,
+        batch_size=15, steps=80, workers=0, device="cpu", precision="fp32", out=tmp_path / "whole", quiet=True,
     )  # fmt: skip
     first, second = mae.load(run).state_dict(), whole.load_model().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)

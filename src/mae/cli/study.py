@@ -25,6 +25,8 @@ _STUDIES = {
     "mask_ratio": "how much of an image should be hidden?",
     "decoder": "attention among all patches, or to visible ones alone?",
     "decoder_depth": "how deep should the decoder be?",
+    "levers": "which changes of a run make a better encoder, each alone",
+    "quality": "which recipe makes a good encoder soonest?",
     "target": "predict pixels, or patches standardised one by one?",
     "features": "models that are trained already beside each other, by k-NN and probe",
 }

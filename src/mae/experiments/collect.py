@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from mae import records
 from mae.data.images import load_images
 from mae.data.loaders import normalise
 from mae.data.sources import open_held_out
 from mae.experiments.job import Job
+from mae.experiments.looks import Look
 from mae.experiments.plan import COMMON_RATIO, Study, commands
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.runner import Place
@@ -33,6 +35,7 @@ def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str,
             folder=job.folder,
             numbers={**found["numbers"], **_of_training(job)},
             commands=commands(job, None if job.config is None else recipe_config(job.config["recipe"])),
+            looks=tuple(records.from_json(Look, look, what="entry of a look") for look in found.get("looks", ())),
         )
         for job, found in done
     ]

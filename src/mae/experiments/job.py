@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -18,6 +19,7 @@ from mae.errors import MAEError, UsageError
 from mae.evaluation.bench import THIS_MODEL
 from mae.evaluation.record import Evaluation, hardware, versions
 from mae.evaluation.run import Evaluator, Overlap, find_protocol
+from mae.experiments.looks import look_through, steps_between
 from mae.pretraining.run import run_pretraining
 from mae.records import read_json, write_json
 from mae.training.device import choose_device
@@ -66,6 +68,7 @@ class Job:
         total_steps: of the training; 0 where nothing is trained.
         config: the training, as JSON; None where a model is there already.
         model: what that model is called.
+        looks: how often the run is judged on its way, by k-NN and the probe; 0: not.
     """
 
     arm: str
@@ -79,11 +82,19 @@ class Job:
     total_steps: int = 0
     config: dict[str, Any] | None = None
     model: str | None = None
+    looks: int = 0
 
     @property
     def name(self) -> str:
         """Of the job's files."""
         return job_name(self.arm, self.seed)
+
+
+LOOKED_AT = {
+    "knn": Judgement(protocol="knn", options={"ks": [NEIGHBOURS], "comparators": False}),
+    "linear_probe": Judgement(protocol="linear_probe", options={"comparators": False}),
+}
+"""What a run is judged by on its way."""
 
 
 def job_name(arm: str, seed: int) -> str:
@@ -123,12 +134,14 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         if number < found["judged"]:
             continue
         console.print(f"judging: {judgement.protocol}", highlight=False)
-        evaluator = evaluator or _evaluator(job)
+        evaluator = evaluator or _evaluator(job, job.folder)
         record = evaluator.judge(judgement.protocol, _protocol(judgement))
         found["numbers"] |= {f"{name}{judgement.suffix}": value for name, value in read_numbers(record).items()}
         found["yardsticks"] |= {f"{who}{judgement.suffix}": value for who, value in read_yardsticks(record).items()}
         found["judged"] = number + 1
         write_json(result, found)
+    if job.looks:
+        _look_back(job, found, result, console)
     found["finished"] = True
     write_json(result, found)
     return True
@@ -140,6 +153,7 @@ def _nothing_yet(job: Job) -> dict[str, Any]:
         "judged": 0,
         "numbers": {},
         "yardsticks": {},
+        "looks": [],
         "hardware": hardware(choose_device(job.device)),
         "versions": versions(),
     }
@@ -152,16 +166,36 @@ def _train(job: Job, console: Console) -> bool:
         return True
     assert job.config is not None
     config = replace(PretrainConfig.from_json(job.config), out=job.folder)
+    if job.looks:
+        config = replace(config, keep_every=steps_between(job.total_steps, job.looks))
     # Of a run that was begun, where and how fast it computes may be another than before.
     return run_pretraining(config, given=MACHINE_FIELDS - {"out"}, resume=folder.holds_run, console=console).finished
 
 
-def _evaluator(job: Job) -> Evaluator:
+def _look_back(job: Job, found: dict[str, Any], result: Path, console: Console) -> None:
+    """Judge what the run kept on its way; features of these are needed once and not stored for good."""
+
+    def judge(checkpoint: str) -> dict[str, float]:
+        console.print(f"judging: {Path(checkpoint).name}", highlight=False)
+        with TemporaryDirectory(prefix="looks-", dir=job.folder) as aside:
+            evaluator = _evaluator(replace(job, model=checkpoint), out=Path(aside))
+            records = [evaluator.judge(name, _protocol(judgement)) for name, judgement in LOOKED_AT.items()]
+        return {name: value for record in records for name, value in read_numbers(record).items()}
+
+    def keep(looks: list[dict[str, Any]]) -> None:
+        found["looks"] = looks
+        write_json(result, found)
+
+    every = steps_between(job.total_steps, job.looks)
+    look_through(RunFolder(job.folder), every=every, done=found["looks"], judge=judge, keep=keep)
+
+
+def _evaluator(job: Job, out: Path) -> Evaluator:
     return Evaluator(
         job.folder if job.model is None else job.model,
         data=job.data,
         test=None,
-        out=job.folder,
+        out=out,
         data_root=job.data_root,
         device=choose_device(job.device),
         world=World(),

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from mae import records
+from mae.experiments import course
 from mae.experiments.results import Metric, RunResult, StudyResult
 from mae.experiments.verdict import Difference, Spread, Verdict, caveat, differences, sentence, summarise
 from mae.report.canvas import readable
@@ -46,6 +47,7 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
         answer(result, found),
         comparison(result, found),
         Section(title="How to read this", text="\n\n".join([caveat(result), *_left_out(result), *result.notes])),
+        *course.sections(result, folder),
         *_tradeoff(result, folder / "tradeoff.png"),
         *(Section(title=title, pictures=paths) for title, paths in (pictures or {}).items()),
         *_losses(result, folder / "losses.png"),

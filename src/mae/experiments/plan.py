@@ -42,6 +42,8 @@ class Study:
         metrics: that are shown.
         notes: what a reader must know.
         axis: what an arm's place is; empty where they have none.
+        varied: options that its arms may differ in, though all else is to be equal.
+        looks: how often each run is judged on its way; 0: only when it is trained.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Study:
     metrics: tuple[Metric, ...]
     notes: tuple[str, ...] = ()
     axis: str = ""
+    varied: tuple[str, ...] = ()
+    looks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

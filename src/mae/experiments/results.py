@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from mae.experiments.looks import Look
 from mae.report.canvas import readable
 
 Kind = Literal["share", "seconds", "number", "decibel"]
@@ -90,6 +91,7 @@ class RunResult:
         folder: of the run; `metrics.jsonl` in it holds the losses.
         numbers: by the metric's name; one that was not measured is absent.
         commands: what a user would type to do the same.
+        looks: how good it was on its way, where that was judged.
     """
 
     arm: str
@@ -97,6 +99,7 @@ class RunResult:
     folder: Path
     numbers: Mapping[str, float]
     commands: tuple[str, ...]
+    looks: tuple[Look, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

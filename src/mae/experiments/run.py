@@ -36,6 +36,8 @@ STUDIES: Mapping[str, str] = {
     "mask_ratio": "MaskRatio",
     "decoder": "Decoder",
     "decoder_depth": "DecoderDepth",
+    "levers": "Levers",
+    "quality": "Quality",
     "target": "Target",
     "features": "Features",
 }
@@ -271,7 +273,7 @@ def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainCon
     )
     settled = {arm.name: _settle(arm.name, each, images) for arm, each in zip(plan.arms, plan.configs, strict=True)}
     for name, by_arm in differing(settled).items():
-        if name in _LOCKED:
+        if name in _LOCKED and name not in plan.varied:
             values = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"the arms differ in {flag} ({values}), so not all else is equal; give {flag} for all")
@@ -286,6 +288,7 @@ def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainCon
             overlap=request.overlap,
             judgements=_beside(plan.judgements, comparators=(number, seed) == (0, config.seed)),
             total_steps=total_steps(settled[arm.name], len(images)),
+            looks=plan.looks,
             config=replace(arm_config, seed=seed, source=absolute_source(config.source)).to_json(),
         )
         for seed in range(config.seed, config.seed + request.seeds)

@@ -107,7 +107,7 @@ def write_specs(root: Path, jobs: Sequence[Job]) -> None:
 
 def _differing(before: Job, now: Job) -> str:
     """What was otherwise, in words; where a run computes may change."""
-    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "model")]
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "model", "looks")]
     pairs.append(("what is judged", _in_words(before), _in_words(now)))
     if before.config is not None and now.config is not None:
         # Read as configurations: one written before an option was there has its default.

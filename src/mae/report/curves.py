@@ -88,6 +88,7 @@ def draw_lines(
     path: Path,
     title: str,
     reference: Line | None = None,
+    from_zero: bool = True,
 ) -> None:
     """Write a PNG of lines, labelled at their ends, and of horizontal ones at the levels.
 
@@ -99,6 +100,7 @@ def draw_lines(
         path: the PNG; its folder is made, an older file is replaced at once.
         title: printed above.
         reference: drawn thin and grey under the lines, its label above the axes.
+        from_zero: whether the upright axis begins at 0; else a little below the lowest value.
 
     Raises:
         MAEError: the file cannot be written.
@@ -116,9 +118,11 @@ def draw_lines(
         _draw_reference(axes, reference)
     every = [*lines, *([reference] if reference is not None else [])]
     drawn = [values for line in every for values in (line.y, *(line.band or ()))]
-    top = _HEADROOM * max(value for values in (*drawn, levels.values()) for value in values if isfinite(value))
+    finite = [value for values in (*drawn, levels.values()) for value in values if isfinite(value)]
+    low = 0.0 if from_zero else min(finite) - (_HEADROOM - 1) * (max(finite) - min(finite))
+    top = low + _HEADROOM * (max(finite) - low)
     starts, ends = zip(*((min(line.x), max(line.x)) for line in every), strict=True)
-    axes.set(xlim=(min(0.0, *starts), max(ends) or 1.0), ylim=(0, top or 1.0))
+    axes.set(xlim=(min(0.0, *starts), max(ends) or 1.0), ylim=(low, top if top > low else low + 1.0))
     axes.set_xlabel(names[0], color=FAINT)
     axes.set_ylabel(names[1], color=FAINT)
     quiet_frame(axes)

@@ -1,0 +1,102 @@
+"""How good a run was on its way: checkpoints it kept are judged beside the time and arithmetic they had cost."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+from mae.config import PretrainConfig
+from mae.errors import MAEError
+from mae.models.config import ModelConfig
+from mae.models.summary import summarise
+from mae.pretraining.run import load
+from mae.pretraining.settle import ratio_schedule, steps_per_epoch
+from mae.records import read_json
+from mae.training.checkpoint import good_checkpoints
+from mae.training.log import loss_rows, read_rows
+from mae.training.run_folder import RunFolder
+
+_RATIOS = 200
+"""Steps whose mask ratio is asked for, spread evenly over those before a look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A run as it stood after some steps.
+
+    Attributes:
+        step: optimizer steps done.
+        samples: images seen.
+        seconds: that the steps took, pictures and checkpoints left out.
+        operations: floating-point operations of matrix products in them; a multiply-add counts as 2.
+        numbers: what was measured, by metric.
+    """
+
+    step: int
+    samples: int
+    seconds: float
+    operations: float
+    numbers: Mapping[str, float]
+
+
+def steps_between(total_steps: int, looks: int) -> int:
+    """Steps between checkpoints that are kept for so many looks, the last at the end of the run."""
+    return ceil(total_steps / looks)
+
+
+def look_through(
+    folder: RunFolder,
+    *,
+    every: int,
+    done: Sequence[Mapping[str, Any]],
+    judge: Callable[[str], Mapping[str, float]],
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
+    """Judge each checkpoint that was kept, and the last one.
+
+    Args:
+        folder: of the finished run.
+        every: steps between two looks.
+        done: looks that were taken before this process began; they are not taken again.
+        judge: from a checkpoint's folder to what is measured of it.
+        keep: is given all looks after each new one.
+
+    Raises:
+        MAEError: a checkpoint that was kept is not there any more.
+    """
+    found = good_checkpoints(folder.checkpoints)
+    last = max(found, default=0)
+    steps = [*range(every, last, every), last]
+    looks = list(map(dict, done))
+    for step in steps[len(looks) :]:
+        if step not in found:
+            raise MAEError(f"{folder.checkpoints} lacks step {step}, which was kept; delete the run to do it again")
+        look = Look(step=step, numbers=judge(str(found[step])), **cost_until(folder, step))
+        looks.append(asdict(look))
+        keep(looks)
+    return looks
+
+
+def cost_until(folder: RunFolder, step: int) -> dict[str, Any]:
+    """Images, seconds and operations of a run's first steps, as in `Look`."""
+    config = PretrainConfig.read(folder.config)
+    assert config.batch_size is not None
+    seconds, seen = 0.0, 0
+    for row in loss_rows(read_rows(folder.metrics)):
+        if row["step"] <= step:
+            seconds, seen = seconds + (row["samples"] - seen) / row["images_per_second"], row["samples"]
+    schedule = ratio_schedule(config)
+    an_epoch = steps_per_epoch(config, read_json(folder.data)["images"])
+    asked = min(_RATIOS, step)
+    ratios = [schedule.ratio(number * step // asked, steps_per_epoch=an_epoch) for number in range(asked)]
+    model = load(folder.root).config
+    assert model is not None
+    samples = step * config.batch_size
+    return {"samples": samples, "seconds": seconds, "operations": samples * _mean_operations(model, ratios)}
+
+
+def _mean_operations(model: ModelConfig, ratios: Sequence[float]) -> float:
+    """Of a training step, an image."""
+    by_ratio = {ratio: summarise(replace(model, mask_ratio=ratio)).step_flops for ratio in set(ratios)}
+    return fmean(by_ratio[ratio] for ratio in ratios)
