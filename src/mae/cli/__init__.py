@@ -25,6 +25,7 @@ COMMANDS = {
     "watch": ("mae.cli.watch", "show the state of a run, live or over"),
     "replay": ("mae.cli.replay", "compute a step again that ended a run, and tell what breaks"),
     "study": ("mae.cli.study", "train in several ways, all else being equal, and tell which is better"),
+    "bench": ("mae.cli.bench", "measure speed on this machine, beside its limits and a peer"),
     "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
     "list": ("mae.cli.listing", "list models or recipes"),
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),

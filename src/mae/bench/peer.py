@@ -1,4 +1,4 @@
-"""Transformers' ViTMAE with our weights: the peer of the benchmark and an oracle of the tests.
+"""Transformers' ViTMAE with our weights: the peer of `mae bench step`, and an oracle of the tests.
 
 Its constructor leaves the position tables at zero (transformers 5.23) and fits square grids only, so both
 tables are always copied in, and the one check that refuses rectangles is switched off. All arithmetic stays
@@ -82,7 +82,7 @@ def make_peer(model: MaskedAutoencoder) -> Peer:
             norm_pix_loss=config.norm_pix_loss,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # type: ignore[call-arg]
         )
     )
     embeddings = peer.vit.embeddings
@@ -94,7 +94,7 @@ def make_peer(model: MaskedAutoencoder) -> Peer:
     missing = set(peer.load_state_dict(weights, strict=False).missing_keys)
     if missing != tables:
         raise ValueError(f"weights that were not copied: {sorted(missing ^ tables)}")
-    return peer.to(next(model.parameters()).device)
+    return peer.to(next(model.parameters()).device)  # type: ignore[arg-type]
 
 
 def _with_prefix(table: Tensor) -> nn.Parameter:

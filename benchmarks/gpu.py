@@ -1,0 +1,113 @@
+"""Everything that is to be measured on a GPU, one command: figures, and which goals they meet.
+
+    python benchmarks/gpu.py photos/ --out gpu            # about fifteen minutes on an H200; photos/ holds JPEGs
+
+Steps of ViT-Base and ViT-Large beside transformers' ViTMAE as its users run it (bf16 autocast, SDPA) and compiled,
+their share of the measured matrix product and their memory; decoding; whole runs of `large` from JPEGs and of `base`
+from a pack; how time and memory grow. `--only step` and so on take a part of it. Each part writes a JSON file into the
+folder; goals are told at the end and do not change the exit code.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mae.bench.data import DataBench, run_data_bench
+from mae.bench.end_to_end import EndToEnd, run_end_to_end_bench
+from mae.bench.step import StepBench, run_step_bench
+from mae.config import PretrainConfig
+from mae.data.packing import pack
+
+BASE, LARGE = "mae_vit_base_patch16", "mae_vit_large_patch16"
+BATCH = {BASE: 256, LARGE: 128}
+COPIES = 10
+"""Of each photograph, so that there are more than a batch holds."""
+PARTS = ("step", "data", "end-to-end", "growth")
+
+
+def step(args: argparse.Namespace, console: Console) -> None:
+    for name in (BASE, LARGE):
+        bench = StepBench(
+            models=(name,), decoders=("self", "cross", "cross:0.3333"), device=args.device, batch_size=BATCH[name],
+            peer=True, compile=True, seconds=60, out=args.out / f"step-{name}.json",
+        )  # fmt: skip
+        run_step_bench(bench, console)
+
+
+def data(args: argparse.Namespace, console: Console) -> None:
+    run_data_bench(DataBench(source=str(args.photos), out=args.out / "data.json"), console)
+
+
+def end_to_end(args: argparse.Namespace, console: Console) -> None:
+    files, packed = args.out / "files", args.out / "packed"
+    if not files.exists():
+        files.mkdir()
+        for number in range(COPIES):
+            for photo in args.photos.iterdir():
+                shutil.copyfile(photo, files / f"{number:04d}-{photo.name}")
+    if not packed.exists():
+        pack(files, packed)
+    for name, source in ((LARGE, files), (BASE, packed)):
+        config = PretrainConfig(source=str(source), model=name, batch_size=BATCH[name], lr=1e-4, device=args.device)
+        bench = EndToEnd(seconds=90, from_files=True, json=args.out / f"end-to-end-{name}.json")
+        run_end_to_end_bench(bench, config, console)
+
+
+def growth(args: argparse.Namespace, console: Console) -> None:
+    script = Path(__file__).with_name("growth.py")
+    command = [sys.executable, str(script), "--device", args.device, "--out", str(args.out / "growth.json")]
+    subprocess.run(command, check=True)
+
+
+def goals(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Each goal that was measured, in words with its figure, and whether it is met."""
+    for name, faster, share in ((BASE, 2.5, 0.4), (LARGE, 2.0, 0.5)):
+        if (path := folder / f"step-{name}.json").exists():
+            ways = {each["way"]: each for each in json.loads(path.read_text())["results"]}
+            best = max((ways["self"], ways["self, compiled"]), key=lambda way: way["rate"]["median"])
+            beside = best["beside"]["median"]
+            yield f"{name}: {beside:.2f} times ViTMAE (goal {faster})", beside >= faster
+            yield (
+                f"{name}: {best['of_matmul']:.0%} of the matrix product (goal {share:.0%})",
+                best["of_matmul"] >= share,
+            )
+            less = best["peak_bytes"] / ways["ViTMAE"]["peak_bytes"]
+            yield f"{name}: {less:.2f} times ViTMAE's memory (goal below 1)", less < 1
+    for name, form in ((LARGE, "JPEGs"), (BASE, "a pack")):
+        if (path := folder / f"end-to-end-{name}.json").exists():
+            reached = json.loads(path.read_text())["share"]["median"]
+            yield f"{name} from {form}: {reached:.0%} of the rate without loading (goal 95 %)", reached >= 0.95
+    if (path := folder / "data.json").exists():
+        found = json.loads(path.read_text())
+        ours = next(way["beside"]["median"] for way in found["ways"] if way["name"] == "ours")
+        yield f"decoding: {ours:.2f} times Pillow (goal 1.55)", ours >= 1.55
+        yield (
+            f"the loader: {found['loader_overhead']:.0%} over decoding (goal below 10 %)",
+            found["loader_overhead"] < 0.1,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path, help="a folder of JPEGs")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the figures")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--device", default="cuda", help="cpu to try the script")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Any] = {"step": step, "data": data, "end-to-end": end_to_end, "growth": growth}
+    for name in args.only:
+        parts[name](args, Console(width=140))
+    for text, met in goals(args.out):
+        print(f"{'met ' if met else 'OPEN'}  {text}")
+
+
+if __name__ == "__main__":
+    main()

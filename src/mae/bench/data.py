@@ -1,0 +1,244 @@
+"""From files to training crops: Pillow as its users use it beside ours, on one core and on all of them."""
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from mae.bench.turns import Spread, ratios, spread, take_turns
+from mae.data.augmentation import Augmentation, random_crop_boxes, resized_crop
+from mae.data.decoding import decode
+from mae.data.images import load_images
+from mae.data.jpeg import has_fast_decoder
+from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD, TrainingLoader
+from mae.data.sources import open_source
+from mae.errors import UsageError
+from mae.evaluation.record import hardware, versions
+from mae.options import shown
+from mae.randomness import sample_keys
+from mae.records import write_json
+from mae.report.tables import show_grid
+
+_MEAN, _STD = (torch.tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+_JPEG = (".jpg", ".jpeg")
+_BATCH = 50
+_PILLOW, _OURS, _LOADER = "Pillow, uint8", "ours", "ours, the loader"
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBench:
+    """What is timed.
+
+    Raises:
+        UsageError: a size, time or number of workers that makes no sense.
+    """
+
+    source: Annotated[str, tyro.conf.Positional]
+    """A folder of JPEGs: the reference."""
+    also: tuple[str, ...] = ()
+    """The same images in other forms, such as packs of them, which the loader alone reads."""
+    side: int = 224
+    """Pixels of a crop's side."""
+    workers: Annotated[int | None, shown("as many as cores", "W")] = None
+    """Threads, and processes, that load at once."""
+    seconds: float = 60.0
+    """To spend in all, about."""
+    out: Annotated[Path | None, shown("nowhere", "FILE.json")] = None
+    """Write all figures here."""
+
+    def __post_init__(self) -> None:
+        if self.side < 1 or not self.seconds > 0 or (self.workers is not None and self.workers < 1):
+            raise UsageError(
+                f"--side is {self.side}, --seconds {self.seconds:g}, --workers {self.workers}; expected more than 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What was measured of one way to load.
+
+    Attributes:
+        name: of the way.
+        clock: `processor`: images a second of processor time, on one core; `wall`: of time, on all cores.
+        rate: images a second.
+        beside: over the first way of the same clock, turn by turn.
+    """
+
+    name: str
+    clock: str
+    rate: Spread
+    beside: Spread
+
+
+def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
+    """Time every way, show the tables, and give all of it as JSON values.
+
+    Raises:
+        UsageError: no such source, or too few JPEGs in it.
+        MAEError: images that cannot be read.
+    """
+    folder = Path(bench.source)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _JPEG) if folder.is_dir() else []
+    if len(files) < _BATCH:
+        raise UsageError(f"{bench.source} holds {len(files)} JPEGs; give a folder of {_BATCH} or more")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a process that loads
+    try:
+        crops = _Crops([path.read_bytes() for path in files], bench.side)
+        found = [*_alone(bench, crops), *_together(bench, crops)]
+    finally:
+        torch.set_num_threads(threads)
+    overhead = _rate(found, _OURS) / _rate(found, _LOADER) - 1
+    record = {
+        "machine": {**hardware(torch.device("cpu")), **versions()},
+        "images": len(files),
+        "torchcodec": has_fast_decoder(),
+        "grey_levels_apart": crops.levels_apart(),
+        "loader_overhead": overhead,
+        "ways": [asdict(way) for way in found],
+    }
+    _show(console, found, record)
+    if bench.out is not None:
+        write_json(bench.out, record)
+    return record
+
+
+class _Crops:
+    """The same crops of the same bytes, for every way to make them."""
+
+    def __init__(self, contents: Sequence[bytes], side: int) -> None:
+        self.contents, self.side = contents, side
+        sizes = torch.tensor([decode(data, name="an image").shape[:2] for data in contents])
+        keys = sample_keys(0, 0, torch.arange(len(contents)))
+        boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1], Augmentation())[:2]
+        self.boxes: list[Box] = list(map(tuple, boxes.tolist()))
+        self.flips: list[bool] = flips.tolist()
+
+    def by_pillow(self, number: int) -> Tensor:
+        """As by torchvision's RandomResizedCrop on a Pillow image."""
+        top, left, height, width = self.boxes[number]
+        image: Image.Image = Image.open(io.BytesIO(self.contents[number])).convert("RGB")
+        image = image.crop((left, top, left + width, top + height))
+        image = image.resize((self.side, self.side), Image.Resampling.BICUBIC)
+        if self.flips[number]:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+    def as_floats(self, number: int) -> Tensor:
+        """With ToTensor and Normalize in the loading process, as the official code has it."""
+        return (self.by_pillow(number).contiguous().float().div(255) - _MEAN) / _STD
+
+    def ours(self, number: int) -> Tensor:
+        """Decoded and cropped as a run does it."""
+        image = torch.from_numpy(decode(self.contents[number], name="an image")).permute(2, 0, 1)
+        image = image.expand(3, -1, -1)
+        return resized_crop(image, self.boxes[number], self.flips[number], (self.side, self.side))
+
+    def levels_apart(self) -> float:
+        """Of our crops and Pillow's, the mean over all values, in grey levels of 256."""
+        numbers = range(len(self.contents))
+        return float(
+            torch.stack([(self.ours(n).float() - self.by_pillow(n).float()).abs().mean() for n in numbers]).mean()
+        )
+
+
+def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
+    """On one core, by processor time, which other programs lengthen less."""
+
+    def made(way: Callable[[int], Tensor]) -> Callable[[], float]:
+        def run() -> float:
+            began = time.process_time()
+            for number in range(len(crops.contents)):
+                way(number)
+            return (time.process_time() - began) / len(crops.contents)
+
+        return run
+
+    ways = {
+        _PILLOW: made(crops.by_pillow),
+        "Pillow, float32 (official)": made(crops.as_floats),
+        _OURS: made(crops.ours),
+        _LOADER: _loaded(bench.source, bench.side, workers=0, clock=time.process_time),
+    }
+    for other in bench.also:
+        ways[f"the loader, {other}"] = _loaded(other, bench.side, workers=0, clock=time.process_time)
+    return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="processor")
+
+
+def _together(bench: DataBench, crops: _Crops) -> list[Way]:
+    """On all cores, by the wall clock: threads of one process beside processes."""
+    workers = bench.workers or hardware(torch.device("cpu"))["cores"]
+
+    def threads() -> float:
+        began = time.perf_counter()
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(crops.ours, range(len(crops.contents))):
+                pass
+        return (time.perf_counter() - began) / len(crops.contents)
+
+    ways = {
+        f"{workers} thread(s)": threads,
+        f"{workers} process(es), the loader": _loaded(
+            bench.source, bench.side, workers=workers, clock=time.perf_counter
+        ),
+    }
+    return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="wall")
+
+
+def _loaded(source: str, side: int, *, workers: int, clock: Callable[[], float]) -> Callable[[], float]:
+    """Seconds an image of the run's own loader, over as many batches as make an epoch; starting is not counted."""
+    images = load_images(open_source(source, data_root=Path("data")), in_chans=3, memory_limit=0)
+    if len(images) < _BATCH:
+        raise UsageError(f"{source} holds {len(images)} images; give {_BATCH} or more")
+    loader = TrainingLoader(
+        images=images, batch_size=_BATCH, accumulate=1, img_size=(side, side), seed=0, workers=workers
+    )
+
+    def run() -> float:
+        steps = max(1, len(images) // _BATCH)
+        with closing(loader.iterate(0)) as batches:
+            if workers:  # their start, and what they make ahead of the first batch that is asked for
+                for _ in range(2 * workers):
+                    next(batches)
+            began = clock()
+            for _ in range(steps):
+                next(batches)
+            return (clock() - began) / (steps * _BATCH)
+
+    return run
+
+
+def _compared(seconds: dict[str, list[float]], *, clock: str) -> list[Way]:
+    first = next(iter(seconds.values()))
+    return [
+        Way(name=name, clock=clock, rate=spread([1 / each for each in values]), beside=ratios(first, values))
+        for name, values in seconds.items()
+    ]
+
+
+def _rate(found: Sequence[Way], name: str) -> float:
+    return next(way.rate.median for way in found if way.name == name)
+
+
+def _show(console: Console, found: Sequence[Way], record: dict[str, Any]) -> None:
+    for clock, title in (("processor", "one core, by processor time"), ("wall", "all cores, by the clock")):
+        rows = [(way.name, way.rate.text(0), way.beside.text(2)) for way in found if way.clock == clock]
+        show_grid(console, title, ["way", "images/s", "beside the first"], rows)
+    console.print(
+        f"{record['images']} images; ours are {record['grey_levels_apart']:.3f} grey levels from Pillow's; the loader "
+        f"takes {record['loader_overhead']:.0%} on top of decoding and cropping",
+        highlight=False,
+    )

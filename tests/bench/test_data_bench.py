@@ -1,0 +1,108 @@
+"""The benchmark of loading: the same crops by every way, and figures that fit each other."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from mae.bench import data
+from mae.bench.data import DataBench, run_data_bench
+from mae.bench.end_to_end import EndToEnd, _by_turns
+from mae.cli import main
+from mae.data.packing import pack
+from mae.errors import UsageError
+from mae.records import read_json
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("jpegs") / "photos"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(50):
+        coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((64, 48), Image.Resampling.BICUBIC).save(root / f"{number}.jpg", quality=90)
+    return root
+
+
+def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pack(jpegs, tmp_path / "packed")
+    threads, out = torch.get_num_threads(), tmp_path / "data.json"
+    asked = [str(jpegs), "--also", str(tmp_path / "packed"), "--side", "16", "--seconds", "0.1", "--workers", "1"]
+    assert main(["bench", "data", *asked, "--out", str(out)]) == 0
+    assert "grey levels from Pillow's" in capsys.readouterr().out.replace("\n", " ")
+    found = read_json(out)
+    assert [way["name"] for way in found["ways"]] == [
+        "Pillow, uint8", "Pillow, float32 (official)", "ours", "ours, the loader", f"the loader, {tmp_path / 'packed'}",
+        "1 thread(s)", "1 process(es), the loader",
+    ]  # fmt: skip
+    rates = {way["name"]: way["rate"]["median"] for way in found["ways"]}
+    assert found["loader_overhead"] == pytest.approx(rates["ours"] / rates["ours, the loader"] - 1)
+    assert all(rate > 0 for rate in rates.values()) and found["ways"][0]["beside"]["median"] == 1
+    assert 0 <= found["grey_levels_apart"] < 0.6 and torch.get_num_threads() == threads
+
+
+def test_crops_are_pillows_to_rounding_and_another_crop_shows(jpegs: Path):
+    crops = data._Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
+    assert crops.levels_apart() < 0.6
+    crops.flips[0] = not crops.flips[0]
+    assert torch.equal(crops.ours(0).flip(-1), data._Crops(crops.contents, 16).ours(0))
+    ours = crops.ours
+    crops.ours = lambda number: ours(number).roll(1, -1)  # type: ignore[method-assign]
+    assert crops.levels_apart() > 1
+
+
+def test_the_official_way_is_normalised(jpegs: Path):
+    crops = data._Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
+    image = Image.open(io.BytesIO(crops.contents[0]))
+    assert image.size == (64, 48)
+    mean, std = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    torch.testing.assert_close(crops.as_floats(0) * std + mean, crops.by_pillow(0) / 255, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"source": "nowhere"}, "nowhere holds 0 JPEGs; give a folder of 50"), ({"source": "x", "side": 0}, "--side is 0"),
+     ({"source": "x", "workers": 0}, "--workers 0"), ({"source": "x", "seconds": -1.0}, "--seconds -1")],
+)  # fmt: skip
+def test_what_cannot_be_timed_is_refused(options: dict[str, Any], says: str):
+    with pytest.raises(UsageError, match=says):
+        run_data_bench(DataBench(**options), Console(quiet=True))
+
+
+def test_a_run_is_set_beside_one_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "end.json"
+    tiny = ["--model", "mae_vit_lesson_patch4", "--img-size", "8", "--patch-size", "2", "--mlp-ratio", "0.5"]
+    asked = ["builtin:digits", *tiny, "--batch-size", "8", "--device", "cpu", "--workers", "0", "--seconds", "0.1"]
+    assert main(["bench", "end-to-end", *asked, "--json", str(out)]) == 0
+    assert "images there already" in capsys.readouterr().out
+    found = read_json(out)
+    assert found["batch_size"] == 8 and found["images_per_second"]["real"]["median"] > 0
+    assert found["share"]["lower"] <= found["share"]["median"] <= found["share"]["upper"]
+    assert main(["bench", "end-to-end"]) == 2 and "no images are named" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--seconds is 0"):
+        EndToEnd(seconds=0.0)
+
+
+def test_one_batch_stands_for_all_every_other_turn():
+    closed: list[bool] = []
+
+    def real(step: int) -> Any:
+        try:
+            number = 2 * step
+            while True:
+                yield {"images": number}
+                number += 1
+        finally:
+            closed.append(True)
+
+    turns = _by_turns(real, accumulate=2, steps=2)(3)
+    given = [next(turns)["images"] for _ in range(12)]
+    assert given == [6, 7, 8, 9, 9, 9, 9, 9, 10, 11, 12, 13]
+    turns.close()
+    assert closed == [True]
