@@ -457,7 +457,7 @@ def test_forked_processes_fetch_for_themselves(served):
 
 
 def test_a_program_ends_while_files_are_fetched_ahead(served):
-    served.spoil = always(Fault(pause=30))
+    served.spoil = always(Fault(pause=300))
     program = f"""
 from mae.data.remote import open_remote
 from mae.data.storage import StoredFile
@@ -468,7 +468,7 @@ input()
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as process:
         assert waited(lambda: len(served.asked) == 1, seconds=60)
-        _, said = process.communicate("\n", timeout=10)
+        _, said = process.communicate("\n", timeout=100)
     assert process.returncode == 0 and said == ""
 
 
