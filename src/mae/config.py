@@ -61,6 +61,7 @@ MACHINE_FIELDS = frozenset(
         "out",
         "data_root",
         "device",
+        "resident",
         "workers",
         "compile",
         "shard",
@@ -150,6 +151,8 @@ class PretrainConfig:
     """Images per optimizer step, over all processes and --accumulate parts."""
     accumulate: int = 1
     """Parts a batch is computed in, to save memory; the batch stays what it is."""
+    views: int = 1
+    """Crops made of an image whenever it is decoded; an epoch then has as many times the steps."""
     lr: Annotated[float | None, shown("from --base-lr", "RATE")] = None
     """Peak learning rate, as it is."""
     base_lr: float | None = None
@@ -191,6 +194,8 @@ class PretrainConfig:
     """Divide weights and averages among the processes (FSDP2): for ViT-Huge and beyond."""
     recompute: bool = False
     """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
+    resident: bool = False
+    """Hold all images on the device and crop them there: for small sets of images of one size."""
     workers: Annotated[int | None, shown("by device and data", "W")] = None
     """Processes that load images."""
     seed: int = 0
@@ -224,6 +229,7 @@ class PretrainConfig:
             "steps",
             "batch_size",
             "accumulate",
+            "views",
             "lr",
             "base_lr",
             "save_every",

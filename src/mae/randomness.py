@@ -70,6 +70,12 @@ def sample_keys(seed: int, epoch: int, ids: Int64[Tensor, " B"]) -> Int64[Tensor
     return _mix(_mix(run + epoch) + ids)
 
 
+def view_keys(keys: Int64[Tensor, " B"], views: int) -> Int64[Tensor, " B_views"]:
+    """Keys for several views of each sample, those of one sample in a row; the first is the sample's own."""
+    others = _mix(keys.unsqueeze(1) + torch.arange(1, views, device=keys.device) * _GOLDEN)
+    return torch.cat([keys.unsqueeze(1), others], dim=1).flatten()
+
+
 def _bits(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Int64[Tensor, "B count"]:
     start = _mix(keys + (int(stream) + 1))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device)

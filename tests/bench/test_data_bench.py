@@ -38,7 +38,8 @@ def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "grey levels from Pillow's" in capsys.readouterr().out.replace("\n", " ")
     found = read_json(out)
     assert [way["name"] for way in found["ways"]] == [
-        "Pillow, uint8", "Pillow, float32 (official)", "ours", "ours, the loader", f"the loader, {tmp_path / 'packed'}",
+        "Pillow, uint8", "Pillow, float32 (official)", "ours", "ours, the loader",
+        "ours, the loader, --views 5", f"the loader, {tmp_path / 'packed'}",
         "1 thread(s)", "1 process(es), the loader",
     ]  # fmt: skip
     rates = {way["name"]: way["rate"]["median"] for way in found["ways"]}

@@ -165,6 +165,42 @@ def test_the_replacement_is_the_one_its_key_names():
     assert replaced
 
 
+@pytest.mark.parametrize("broken", [frozenset(), frozenset({3, 7, 11})])
+def test_views_of_an_image_stand_together_and_it_is_decoded_once(monkeypatch, broken):
+    images = image_set(broken=broken, max_unreadable=0.5)
+    once = taken(loader(images, batch_size=4, accumulate=1), 5)
+    asked: list[int] = []
+    get = ImageSet.get
+    monkeypatch.setattr(ImageSet, "get", lambda self, number: asked.append(number) or get(self, number))
+    found = taken(loader(images, batch_size=12, accumulate=1, views=3), 5)  # 22 images are 5 steps of 4
+    assert len(asked) == 20 if not broken else len(asked) > 20
+    for plain, batch in zip(once, found, strict=True):
+        assert batch.ids.tolist() == plain.ids.repeat_interleave(3).tolist()
+        assert batch.shown.tolist() == plain.shown.repeat_interleave(3).tolist()
+        assert torch.equal(batch.keys[::3], plain.keys) and len(set(batch.keys.tolist())) == 12
+        assert torch.equal(batch.images[::3], plain.images), "the first view is the one there would be alone"
+        for shown, key, image in zip(batch.shown, batch.keys, batch.images, strict=True):
+            pixels = get(images, int(shown))
+            sides = torch.tensor(pixels.shape[1:]).reshape(2, 1)
+            (box,), (flip,) = random_crop_boxes(key.reshape(1), *sides, Augmentation())
+            assert torch.equal(image, resized_crop(pixels, tuple(box.tolist()), bool(flip), (16, 12)))
+
+
+@pytest.mark.parametrize("broken", [frozenset(), frozenset({3, 7, 11})])
+@pytest.mark.parametrize("piece", [4, 64])
+def test_views_are_the_same_however_a_batch_is_divided(monkeypatch, broken, piece):
+    monkeypatch.setattr("mae.data.loaders._PIECE", piece)  # of 4 samples: an image and its three views at a time
+    images = image_set(broken=broken, max_unreadable=0.5)
+    settings = dict(batch_size=12, views=3)
+    whole = taken(loader(images, **settings, accumulate=1), 6)
+    assert same(taken(loader(images, **settings, accumulate=1, workers=2), 4, start_step=2), whole[2:])
+    halves = [taken(loader(images, **settings, accumulate=2, rank=rank, world=2), 12) for rank in range(2)]
+    for number, batch in enumerate(whole):
+        for field in ("images", "keys", "ids", "shown"):
+            parts = [getattr(halves[rank][2 * number + half], field) for half in range(2) for rank in range(2)]
+            assert torch.equal(torch.cat(parts), getattr(batch, field))
+
+
 def test_nothing_is_drawn_for_an_image_that_can_be_read(monkeypatch):
     monkeypatch.setattr("mae.data.crops.uniform", None)
     assert len(taken(loader(image_set()), 3)) == 3
@@ -361,6 +397,13 @@ def test_usage_errors():
         loader(images, batch_size=32)
     with pytest.raises(UsageError, match="--batch-size 8 cannot be divided into 2 micro-batches on 3 .* multiple of 6"):
         loader(images, world=3)
+    with pytest.raises(
+        UsageError, match="--batch-size 8 .* processes of whole images with --views 3; .* multiple of 6"
+    ):
+        loader(images, views=3)
+    assert loader(images, batch_size=32, views=2).order().shuffle.steps_per_epoch == 1
+    with pytest.raises(UsageError, match="--batch-size 48 is more than the 22 images"):
+        loader(images, batch_size=48, views=2)
 
 
 def test_stopping_early_leaves_no_worker():

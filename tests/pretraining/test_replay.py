@@ -13,8 +13,11 @@ import torch
 import mae
 from mae.cli import main
 from mae.cli.replay import _in_words
-from mae.data.images import ImageSet
+from mae.data.images import ImageSet, load_images
+from mae.data.loaders import TrainingLoader
+from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
+from mae.pretraining import replay as replay_module
 from mae.pretraining.replay import CAPTURE, replay
 
 Run = Callable[..., mae.PretrainResult]
@@ -53,17 +56,23 @@ def _statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageSet, "statistics", lambda self, limit=0: ((0.0,), (1.0,)))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "views"), [(1, 1), (2, 1), (2, 4)])
 def test_the_same_images_break_again(
-    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int, capsys: pytest.CaptureFixture[str]
+    pretrain: Run,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    accumulate: int,
+    views: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = broken(pretrain, source, monkeypatch, accumulate=accumulate)
+    folder = broken(pretrain, source, monkeypatch, accumulate=accumulate, views=views, steps=20)
     (capture,) = (folder / "failures").iterdir()
     values = json.loads((capture / CAPTURE).read_text())
-    assert len(values["ids"]) == 16 and {7, 9} & set(values["ids"])
+    assert len(values["ids"]) == 16 // views and {7, 9} & set(values["ids"])
     found = replay(folder, device="cpu")
     assert found.reproduced and found.step == values["step"]
     names = {Path(name).name for name in found.broken_images}
+    assert len(names) == len(found.broken_images), "an image is named once, however many views of it there are"
     assert names == {f"{number:02d}.tif" for number in {7, 9} & set(values["ids"])}
     assert found.broken_at and found.broken_gradients
     capsys.readouterr()
@@ -126,6 +135,21 @@ def test_the_loss_is_the_one_the_run_would_have_had(
     if found.step == 0:  # the schedule's warm-up differs with the length of a run, so only the first step is the same
         assert found.loss == pytest.approx(losses[1], rel=1e-5)
     assert found.loss == pytest.approx(losses[found.step + 1], rel=0.1)
+
+
+def test_the_views_are_those_of_the_step(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = broken(pretrain, source, monkeypatch, views=4, steps=20)
+    monkeypatch.undo()
+    seen: list[torch.Tensor] = []
+    whole = replay_module.normalise
+    monkeypatch.setattr(replay_module, "normalise", lambda crops, *told: seen.append(crops) or whole(crops, *told))
+    found = replay(folder, device="cpu")
+    images = load_images(open_source(str(source), data_root=folder), in_chans=None)
+    loader = TrainingLoader(
+        images=images, batch_size=16, accumulate=1, img_size=(8, 8), seed=0, workers=0, views=4
+    )  # fmt: skip
+    raw = next(loader.iterate(found.step))
+    assert torch.equal(torch.cat(seen), raw.images) and len(raw.ids.unique()) == 4
 
 
 def test_other_images_are_refused(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

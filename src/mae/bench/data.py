@@ -33,6 +33,7 @@ from mae.report.tables import show_grid
 _MEAN, _STD = (torch.tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
 _JPEG = (".jpg", ".jpeg")
 _BATCH = 50
+_VIEWS = 5
 _PILLOW, _OURS, _LOADER = "Pillow, uint8", "ours", "ours, the loader"
 
 Box = tuple[int, int, int, int]
@@ -173,6 +174,8 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
         _OURS: made(crops.ours),
         _LOADER: _loaded(bench.source, bench.side, workers=0, clock=time.process_time),
     }
+    clock = time.process_time
+    ways[f"{_LOADER}, --views {_VIEWS}"] = _loaded(bench.source, bench.side, workers=0, clock=clock, views=_VIEWS)
     for other in bench.also:
         ways[f"the loader, {other}"] = _loaded(other, bench.side, workers=0, clock=time.process_time)
     return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="processor")
@@ -198,13 +201,13 @@ def _together(bench: DataBench, crops: _Crops) -> list[Way]:
     return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="wall")
 
 
-def _loaded(source: str, side: int, *, workers: int, clock: Callable[[], float]) -> Callable[[], float]:
-    """Seconds an image of the run's own loader, over as many batches as make an epoch; starting is not counted."""
+def _loaded(source: str, side: int, *, workers: int, clock: Callable[[], float], views: int = 1) -> Callable[[], float]:
+    """Seconds a crop of the run's own loader, over as many batches as make an epoch; starting is not counted."""
     images = load_images(open_source(source, data_root=Path("data")), in_chans=3, memory_limit=0)
     if len(images) < _BATCH:
         raise UsageError(f"{source} holds {len(images)} images; give {_BATCH} or more")
     loader = TrainingLoader(
-        images=images, batch_size=_BATCH, accumulate=1, img_size=(side, side), seed=0, workers=workers
+        images=images, batch_size=_BATCH, accumulate=1, img_size=(side, side), seed=0, workers=workers, views=views
     )
 
     def run() -> float:

@@ -26,6 +26,7 @@ def replay_step(path: Annotated[Path, tyro.conf.Positional], device: Device = "a
     from rich.console import Console
 
     from mae.pretraining.replay import replay
+    from mae.pretraining.settle import images_per_step
     from mae.report.console import show_table
     from mae.training.run_folder import RunFolder
 
@@ -34,7 +35,7 @@ def replay_step(path: Annotated[Path, tyro.conf.Positional], device: Device = "a
     if found.reproduced:
         run = next(run for run in (RunFolder(path), RunFolder(path.absolute().parent.parent)) if run.holds_run)
         rows += [
-            ("images", _in_words(found.broken_images, of=PretrainConfig.read(run.config).batch_size)),
+            ("images", _in_words(found.broken_images, of=images_per_step(PretrainConfig.read(run.config)))),
             ("breaks first at", found.broken_at or "nowhere in the model; in the loss or the gradient"),
             ("gradients", f"{len(found.broken_gradients)} of the parameters have one that is not finite"),
         ]

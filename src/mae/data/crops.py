@@ -1,7 +1,7 @@
 """What a loading process does: from the numbers and keys of some samples to their crops."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,10 +13,16 @@ from mae.data.augmentation import Augmentation, rand_augment, random_crop_boxes,
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
 from mae.data.order import Numbers
+from mae.errors import MAEError
 from mae.randomness import Stream, seeds, uniform
 
 REPLACEMENTS = 16
 """How many other images are tried for one that cannot be read."""
+
+
+def none_readable(name: str, unreadable: Sequence[str]) -> MAEError:
+    """What to raise where an image and all its replacements could not be read."""
+    return MAEError(f"{name}: {REPLACEMENTS + 1} images in a row cannot be used: {unreadable[0]}")
 
 
 class Piece(NamedTuple):
@@ -54,14 +60,34 @@ class Crops(Dataset[Piece]):
     def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
         """The piece of these ids and keys."""
         ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
-        unreadable: list[str] = []
         with one_thread():
-            found = [self._readable(number, key, unreadable) for number, key in zip(batch[0], keys, strict=True)]
+            found, unreadable = self._found(*batch)
             loaded = [pair for pair in found if pair is not None]
             shown = torch.tensor([number for number, _ in loaded])
             whole = len(loaded) == len(found)
             crops = self._cropped([image for _, image in loaded], keys) if whole else None
         return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
+
+    def shown(self, ids: list[int], keys: list[int]) -> tuple[list[int], list[str]]:
+        """The numbers of the images that are shown for these, and what is wrong with those that cannot be.
+
+        Raises:
+            MAEError: no replacement could be read either.
+        """
+        found, unreadable = self._found(ids, keys)
+        loaded = [pair for pair in found if pair is not None]
+        if len(loaded) < len(found):
+            raise none_readable(self._images.name, unreadable)
+        return [number for number, _ in loaded], unreadable
+
+    def _found(self, ids: list[int], keys: list[int]) -> tuple[list[tuple[int, Tensor] | None], list[str]]:
+        """An image for each sample, with its number; None where none can be read. And what was wrong with others."""
+        unreadable: list[str] = []
+        first: dict[int, int] = {}  # of an image that comes several times the key of its first view
+        for number, key in zip(ids, keys, strict=True):
+            first.setdefault(number, key)
+        read = {number: self._readable(number, torch.tensor(key), unreadable) for number, key in first.items()}
+        return [read[number] for number in ids], unreadable
 
     def _readable(self, number: int, key: Tensor, unreadable: list[str]) -> tuple[int, Tensor] | None:
         """The image with its number, or where it cannot be read the first readable one of those its key names."""

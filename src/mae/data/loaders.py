@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from mae.data.augmentation import Augmentation, central_crop
-from mae.data.crops import REPLACEMENTS, Crops, Piece
+from mae.data.crops import Crops, Piece, none_readable
 from mae.data.images import ImageSet
 from mae.data.order import AllBut, Numbers, RankOrder, make_shuffle
 from mae.errors import MAEError, UsageError
@@ -76,6 +76,7 @@ class TrainingLoader:
         images: what to draw from.
         batch_size: images a step, over all ranks and micro-batches.
         accumulate: micro-batches a step.
+        views: crops of each image, one after another in a batch; it is decoded once for all of them.
         img_size: height and width of the crops in pixels.
         seed: the run's seed.
         workers: processes that load; 0 loads in this one.
@@ -97,6 +98,7 @@ class TrainingLoader:
     pin_memory: bool = False
     rank: int = 0
     world: int = 1
+    views: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what cannot be loaded so.
@@ -104,15 +106,16 @@ class TrainingLoader:
         Raises:
             UsageError: the batch is larger than the set or does not divide, or RandAugment cannot change the images.
         """
-        if self.batch_size > len(self._chosen()):
+        if self.batch_size // self.views > len(self._chosen()):
             raise UsageError(
                 f"--batch-size {self.batch_size} is more than the {len(self._chosen())} images of {self.images.name}; "
                 f"lower it"
             )
-        if self.batch_size % (self.accumulate * self.world):
+        if self.batch_size % (self.accumulate * self.world * self.views):
+            of_each = "" if self.views == 1 else f" of whole images with --views {self.views}"
             raise UsageError(
                 f"--batch-size {self.batch_size} cannot be divided into {self.accumulate} micro-batches on "
-                f"{self.world} processes; expected a multiple of {self.accumulate * self.world}"
+                f"{self.world} processes{of_each}; expected a multiple of {self.accumulate * self.world * self.views}"
             )
         images = self.images
         if self.augmentation.rand_augment and (images.channels not in (1, 3) or images.dtype != np.uint8):
@@ -127,8 +130,14 @@ class TrainingLoader:
     def order(self) -> RankOrder:
         """Which samples this process takes, step by step, and from which blocks."""
         sizes = self.images.block_sizes
-        shuffle = make_shuffle(self._chosen(), sizes, batch_size=self.batch_size, seed=self.seed)
-        return RankOrder(shuffle=shuffle, accumulate=self.accumulate, rank=self.rank, world=self.world)
+        shuffle = make_shuffle(self._chosen(), sizes, batch_size=self.batch_size // self.views, seed=self.seed)
+        return RankOrder(
+            shuffle=shuffle, accumulate=self.accumulate, rank=self.rank, world=self.world, views=self.views
+        )
+
+    def crops(self) -> Crops:
+        """What makes pieces of micro-batches."""
+        return Crops(images=self.images, numbers=self._chosen(), img_size=self.img_size, augmentation=self.augmentation)
 
     def iterate(self, start_step: int) -> Generator[RawBatch, None, None]:
         """Micro-batches from a step on, without end; closing the iterator stops the worker processes.
@@ -136,7 +145,7 @@ class TrainingLoader:
         Raises:
             MAEError: more unreadable files than allowed, or a worker process that died or hung.
         """
-        num_pieces = math.ceil(self.batch_size // (self.accumulate * self.world) / _PIECE)
+        num_pieces = math.ceil(self.batch_size // (self.accumulate * self.world) / self._piece)
         others = set(multiprocessing.active_children())
         pieces = iter(self._loader(start_step))
         workers = set(multiprocessing.active_children()) - others
@@ -157,14 +166,17 @@ class TrainingLoader:
                 atexit.unregister(stop)
             del pieces
 
+    @property
+    def _piece(self) -> int:
+        """Samples of a piece: all views of an image are in one."""
+        return max(_PIECE // self.views, 1) * self.views
+
     def _joined(self, pieces: list[Piece]) -> RawBatch:
         unreadable = tuple(message for piece in pieces for message in piece.unreadable)
         self.images.report_unreadable(unreadable)
         crops = [piece.images for piece in pieces if piece.images is not None]
         if len(crops) < len(pieces):
-            missing = next(piece.unreadable for piece in pieces if piece.images is None)
-            tried = f"{REPLACEMENTS + 1} images in a row cannot be used"
-            raise MAEError(f"{self.images.name}: {tried}: {missing[0]}")
+            raise none_readable(self.images.name, next(piece.unreadable for piece in pieces if piece.images is None))
         shape = sum(len(crop) for crop in crops), *crops[0].shape[1:]
         # Pinned here and not by the DataLoader, since joining its pinned pieces would give ordinary memory again.
         whole = torch.empty(shape, dtype=crops[0].dtype, pin_memory=self.pin_memory)
@@ -179,11 +191,10 @@ class TrainingLoader:
     def _loader(self, start_step: int) -> DataLoader[Piece]:
         # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
         forked = self.workers > 0 and sys.platform == "linux"
-        numbers = self._chosen()
         return DataLoader(
-            Crops(images=self.images, numbers=numbers, img_size=self.img_size, augmentation=self.augmentation),
+            self.crops(),
             batch_size=None,
-            sampler=_From(self.order(), start_step, self.images),
+            sampler=_From(self.order(), start_step, self.images, self._piece),
             num_workers=self.workers,
             timeout=_TIMEOUT_SECONDS if self.workers else 0,
             # It draws a seed for its workers, which need none; the caller's generator must not move.
@@ -233,8 +244,8 @@ def _end_with_parent() -> None:
 class _From(Sampler[tuple[list[int], list[int]]]):
     """The order from a step on, each micro-batch in pieces, in the form a DataLoader takes."""
 
-    def __init__(self, order: RankOrder, start_step: int, images: ImageSet) -> None:
-        self._order, self._start_step, self._images = order, start_step, images
+    def __init__(self, order: RankOrder, start_step: int, images: ImageSet, piece: int) -> None:
+        self._order, self._start_step, self._images, self._piece = order, start_step, images, piece
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
         stretches = self._order.stretches(self._start_step)
@@ -244,8 +255,8 @@ class _From(Sampler[tuple[list[int], list[int]]]):
                 # Here and not where they load: workers that are silent for two minutes count as hanging.
                 needed, upcoming = upcoming, next(stretches)
                 self._images.bring_near(needed.blocks, then=upcoming.blocks)
-            for start in range(0, len(ids), _PIECE):
-                yield ids[start : start + _PIECE], keys[start : start + _PIECE]
+            for start in range(0, len(ids), self._piece):
+                yield ids[start : start + self._piece], keys[start : start + self._piece]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from mae.randomness import LARGEST_TABLE, Stream, lazy_permutation, permutation, permuted, sample_keys
+from mae.randomness import LARGEST_TABLE, Stream, lazy_permutation, permutation, permuted, sample_keys, view_keys
 
 STREAMS = 128
 """Streams of blocks at most. Up to 128 nodes, a power of two, share no stream, so that each fetches its own blocks."""
@@ -263,16 +263,25 @@ def make_shuffle(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankOrder:
-    """Which samples, with which keys, make up a process's part of each micro-batch."""
+    """Which samples, with which keys, make up a process's part of each micro-batch.
+
+    Attributes:
+        shuffle: in which order images come; its batch counts each image once.
+        accumulate: micro-batches a step.
+        rank: this process's number.
+        world: number of processes that train together.
+        views: how often an image is in a batch, each time with another key.
+    """
 
     shuffle: FullShuffle | BlockShuffle
     accumulate: int
     rank: int
     world: int
+    views: int = 1
 
     @cached_property
     def slots(self) -> list[tuple[int, int]]:
-        """The places of a batch that this process has, from the first to before the second, one a micro-batch."""
+        """Where this process's part of each micro-batch begins and ends in the shuffle's batch."""
         micro = self.shuffle.batch_size // self.accumulate
         part = micro // self.world
         begins = [number * micro + self.rank * part for number in range(self.accumulate)]
@@ -286,8 +295,9 @@ class RankOrder:
             for step in range(skipped, self.shuffle.steps_per_epoch):
                 for begin, end in self.slots:
                     ids = epoch.ids(step, begin, end)
+                    keys = view_keys(sample_keys(self.shuffle.seed, number, ids), self.views)
                     # Lists, because each tensor sent to a process costs a shared-memory file.
-                    yield ids.tolist(), sample_keys(self.shuffle.seed, number, ids).tolist()
+                    yield ids.repeat_interleave(self.views).tolist(), keys.tolist()
             skipped = 0
 
     def stretches(self, start_step: int) -> Iterator[Stretch]:

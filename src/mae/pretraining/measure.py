@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mae.data.loaders import TrainingLoader, normalise
+from mae.data.resident import ResidentLoader
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import build_model
 from mae.pretraining.parts import as_told, num_workers
@@ -159,7 +160,7 @@ def _crops(prepared: Prepared) -> tuple[Tensor, Tensor]:
     return raw.images, raw.keys
 
 
-def _loader(prepared: Prepared, *, batch_size: int, workers: int) -> TrainingLoader:
+def _loader(prepared: Prepared, *, batch_size: int, workers: int, views: int = 1) -> TrainingLoader:
     return TrainingLoader(
         images=prepared.images,
         batch_size=batch_size,
@@ -169,6 +170,7 @@ def _loader(prepared: Prepared, *, batch_size: int, workers: int) -> TrainingLoa
         workers=workers,
         numbers=prepared.near(_CROPS),
         pin_memory=prepared.device.type == "cuda",
+        views=views,
     )
 
 
@@ -238,8 +240,10 @@ def measure_loading(prepared: Prepared, *, seconds: float) -> float:
     Raises:
         MAEError: images that cannot be read, or a worker process that died or hung.
     """
-    batch_size = min(_CROPS, prepared.part_size)
-    loader = _loader(prepared, batch_size=batch_size, workers=num_workers(prepared))
+    views = prepared.config.views
+    batch_size = min(max(_CROPS // views, 1) * views, prepared.part_size)
+    plain = _loader(prepared, batch_size=batch_size, workers=num_workers(prepared), views=views)
+    loader = ResidentLoader(loader=plain, device=prepared.device) if prepared.config.resident else plain
     with closing(loader.iterate(0)) as batches:
         began = perf_counter()
         next(batches)

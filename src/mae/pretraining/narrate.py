@@ -123,7 +123,8 @@ def _describe_objective(prepared: Prepared, model: MaskedAutoencoder) -> str:
 def _describe_batch(prepared: Prepared) -> str:
     config = prepared.config
     parts = f"{prepared.world.size} process(es) x {config.accumulate} part(s) x {prepared.part_size} images"
-    return f"{config.batch_size} = {parts}"
+    views = "" if config.views == 1 else f", {config.views} crops of each image"
+    return f"{config.batch_size} = {parts}{views}"
 
 
 def _describe_rate(prepared: Prepared, trainer: Trainer) -> str:

@@ -16,6 +16,7 @@ from mae.data.augmentation import central_crop
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
 from mae.data.loaders import TrainingLoader, default_workers, normalise
+from mae.data.resident import ResidentLoader
 from mae.errors import MAEError, UsageError
 from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -76,11 +77,15 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
     return trainer
 
 
-def make_loader(prepared: Prepared) -> TrainingLoader:
-    """The run's images, as this process is given them."""
+def make_loader(prepared: Prepared) -> TrainingLoader | ResidentLoader:
+    """The run's images, as this process is given them.
+
+    Raises:
+        UsageError: a batch that does not divide, or images that cannot lie on the device though they are to.
+    """
     config = prepared.config
     assert config.batch_size is not None
-    return TrainingLoader(
+    loader = TrainingLoader(
         images=prepared.images,
         batch_size=config.batch_size,
         accumulate=config.accumulate,
@@ -91,7 +96,9 @@ def make_loader(prepared: Prepared) -> TrainingLoader:
         pin_memory=prepared.device.type == "cuda",
         rank=prepared.world.rank,
         world=prepared.world.size,
+        views=config.views,
     )
+    return ResidentLoader(loader=loader, device=prepared.device) if config.resident else loader
 
 
 def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
@@ -142,7 +149,7 @@ def num_workers(prepared: Prepared) -> int:
 
 
 def _batches(
-    prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader, step: int
+    prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader | ResidentLoader, step: int
 ) -> Generator[Mapping[str, Any], None, None]:
     """What the model's forward is given, from a step on: images and their masks."""
     schedule, steps_per_epoch = prepared.mask_schedule, prepared.steps_per_epoch
@@ -151,7 +158,9 @@ def _batches(
         yield {"images": images, "plan": model.masking.plan(prepared.model_config.grid, keys, ratio)}
 
 
-def _on_device(prepared: Prepared, loader: TrainingLoader, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _on_device(
+    prepared: Prepared, loader: TrainingLoader | ResidentLoader, step: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images and their keys on the run's device, from a step on."""
     device, (mean, std) = prepared.device, prepared.statistics()
     for raw in loader.iterate(step):

@@ -201,7 +201,7 @@ def fitting_accumulate(config: PretrainConfig, world: World, largest_part: int) 
     assert config.batch_size is not None
     for accumulate in range(config.accumulate, config.batch_size // world.size + 1):
         part_size, left = divmod(config.batch_size, accumulate * world.size)
-        if not left and part_size <= largest_part:
+        if not left and part_size <= largest_part and part_size % config.views == 0:
             return accumulate
     raise UsageError(
         f"--batch-size {config.batch_size} cannot be divided into --accumulate {config.accumulate} or more equal parts "

@@ -25,8 +25,8 @@ from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model, model_metadata
-from mae.pretraining.settle import Prepared
-from mae.randomness import sample_keys
+from mae.pretraining.settle import Prepared, images_per_step
+from mae.randomness import sample_keys, view_keys
 from mae.records import read_json, write_json
 from mae.training.checkpoint import MODEL
 from mae.training.device import autocast, choose_device
@@ -46,11 +46,10 @@ def write_capture(prepared: Prepared, model: MaskedAutoencoder, step: int) -> Pa
         MAEError: it cannot be written.
     """
     config, folder = prepared.config, prepared.folder.failure(step)
-    assert config.batch_size is not None
     epoch, place = divmod(step, prepared.steps_per_epoch)
     sizes = prepared.images.block_sizes
-    order = make_shuffle(prepared.kept, sizes, batch_size=config.batch_size, seed=config.seed).epoch(epoch)
-    ids = order.ids(place, 0, config.batch_size)
+    order = make_shuffle(prepared.kept, sizes, batch_size=images_per_step(config), seed=config.seed).epoch(epoch)
+    ids = order.ids(place, 0, images_per_step(config))
     values = {
         "step": step,
         "epoch": epoch,
@@ -156,11 +155,12 @@ def _parts(
     """Normalised crops of each part of the batch, their masks, and the numbers of the images shown."""
     assert model.config is not None and config.img_size is not None
     ids = torch.tensor(values["ids"])
-    keys = sample_keys(values["seed"], values["epoch"], ids)
+    keys = view_keys(sample_keys(values["seed"], values["epoch"], ids), config.views)
     crops = Crops(images=images, numbers=ids, img_size=config.img_size, augmentation=Augmentation())
     mean, std = torch.tensor([found["mean"], found["std"]], device=device)
     parts = []
-    for some, their_keys in zip(ids.chunk(config.accumulate), keys.chunk(config.accumulate), strict=True):
+    shown = ids.repeat_interleave(config.views)
+    for some, their_keys in zip(shown.chunk(config.accumulate), keys.chunk(config.accumulate), strict=True):
         piece = crops[some.tolist(), their_keys.tolist()]
         if piece.images is None:
             raise MAEError(f"{images.name}: images of the step cannot be read any more: {piece.unreadable[0]}")
@@ -185,7 +185,7 @@ def _compute(model: MaskedAutoencoder, parts: Sequence[_Part], images: ImageSet,
         step=values["step"],
         loss=sum(losses) / len(losses),
         grad_norm=float(nn.utils.get_total_norm(list(gradients.values()))),
-        broken_images=tuple(broken),
+        broken_images=tuple(dict.fromkeys(broken)),
         broken_at=broken_at[0] if broken_at else "",
         broken_gradients=tuple(name for name, grad in gradients.items() if not bool(grad.isfinite().all())),
     )

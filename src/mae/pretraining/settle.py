@@ -177,7 +177,7 @@ def settle(
         UsageError: the request cannot be carried out as asked.
     """
     config = _choose(config, images, device)
-    assert config.model is not None
+    assert config.model is not None and config.batch_size is not None
     model = _model_config(config, config.model, in_chans=images.channels)
     _check_warmups(config, len(images))
     if config.mask_schedule != "const":
@@ -188,6 +188,16 @@ def settle(
         raise UsageError(
             f"--uniformity compares the images of a batch, and --batch-size {config.batch_size} in --accumulate "
             f"{config.accumulate} parts leaves one; use larger batches or fewer parts"
+        )
+    if config.uniformity and config.views > 1:
+        raise UsageError(
+            f"--uniformity drives the images of a batch apart, and with --views {config.views} some are views of the "
+            "same image; leave one of the two out"
+        )
+    if config.batch_size % config.views:
+        raise UsageError(
+            f"--batch-size is {config.batch_size}, --views {config.views}; expected a batch of as many views of every "
+            f"image: a multiple of {config.views}"
         )
     return config, model
 
@@ -215,8 +225,13 @@ def warmup_steps(config: PretrainConfig, num_images: int) -> float:
 
 def steps_per_epoch(config: PretrainConfig, num_images: int) -> int:
     """Whole batches in a pass over the images of a settled run that are trained on."""
+    return (num_images - num_held_out(config, num_images)) // images_per_step(config)
+
+
+def images_per_step(config: PretrainConfig) -> int:
+    """Different images in a batch of a settled run; each is in it as often as the run has views of it."""
     assert config.batch_size is not None
-    return (num_images - num_held_out(config, num_images)) // config.batch_size
+    return config.batch_size // config.views
 
 
 def ratio_schedule(config: PretrainConfig) -> RatioSchedule:
@@ -273,7 +288,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
     usual_batch = 64 if device.type == "cpu" else 256
     trained = len(images) - num_held_out(config, len(images))
     batch_size = config.batch_size or min(usual_batch, trained)
-    if batch_size > trained:
+    if batch_size // config.views > trained:
         held_out = "" if trained == len(images) else f", {len(images) - trained} of them held out"
         raise UsageError(
             f"--batch-size is {batch_size}, but {config.source} holds {len(images)} images{held_out}; "

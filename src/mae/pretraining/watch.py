@@ -247,7 +247,7 @@ def _facts(config: PretrainConfig, found: Mapping[str, Any]) -> list[tuple[str, 
         ("images", f"{found['images']:,} of {config.source}"),
         ("crops", f"{img_size} pixels in patches of {patch_size}, {config.in_chans} channel(s)"),
         ("hidden", f"{config.mask_ratio:.3g} of the patches, {config.mask_schedule}"),
-        ("batch", f"{config.batch_size} images"),
+        ("batch", f"{config.batch_size} images" + (f", {config.views} crops of each" if config.views > 1 else "")),
         ("seed", str(config.seed)),
         ("compute", f"{config.device}, {config.precision}"),
     ]

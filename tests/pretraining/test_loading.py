@@ -1,0 +1,61 @@
+"""Several crops of an image, and images that lie on the device, in whole runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import mae
+from mae.cli import main
+
+Run = Callable[..., mae.PretrainResult]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def test_an_epoch_has_as_many_times_the_steps_as_there_are_views(pretrain: Run, capsys: pytest.CaptureFixture[str]):
+    options = {"batch_size": 64, "epochs": 2, "steps": None}
+    plain, twice = pretrain("plain", **options), pretrain("twice", **options, views=2, quiet=False)
+    assert (plain.summary["steps"], twice.summary["steps"]) == (2 * 5, 2 * 10)  # of 320 images
+    assert "2 crops of each image" in capsys.readouterr().out
+
+
+def test_a_run_with_views_goes_on_to_the_same_end(pretrain: Run):
+    whole = pretrain("whole", views=4, accumulate=2)
+    cut = pretrain("cut", views=4, accumulate=2, keep_every=2)
+    (cut.folder / "summary.json").unlink()
+    for step in ("step-00000004", "step-00000006"):
+        for file in (cut.folder / "checkpoints" / step).iterdir():
+            file.unlink()
+        (cut.folder / "checkpoints" / step).rmdir()
+    again = mae.pretrain(out=cut.folder, resume=True, quiet=True)
+    assert again.finished and losses(cut.folder)[6] == losses(whole.folder)[6]
+    one, other = whole.load_model().state_dict(), again.load_model().state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_images_on_the_device_train_as_others_do(pretrain: Run):
+    there, elsewhere = pretrain("there", resident=True), pretrain("elsewhere")
+    assert losses(there.folder) == pytest.approx(losses(elsewhere.folder), rel=1e-2)
+    assert losses(there.folder) == losses(pretrain("again", resident=True).folder)
+
+
+def test_a_run_may_go_on_with_its_images_elsewhere(finished: Path):
+    (finished / "summary.json").unlink()
+    last = finished / "checkpoints" / "step-00000006"
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    assert mae.pretrain(out=finished, resume=True, quiet=True, resident=True).finished
+
+
+def test_images_of_several_sizes_are_refused_before_a_run_begins(photos: Path, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    model = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 4 --steps 200 --device cpu"
+    assert main(["pretrain", str(photos), *model.split(), "--resident", "--skip-doctor", "--out", str(out)]) == 2
+    assert "--resident needs images of one size" in capsys.readouterr().err and not out.exists()
