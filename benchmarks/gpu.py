@@ -4,8 +4,8 @@
 
 Steps of ViT-Base and ViT-Large beside transformers' ViTMAE as its users run it (bf16 autocast, SDPA) and compiled,
 their share of the measured matrix product and their memory; decoding; whole runs of `large` from JPEGs and of `base`
-from a pack; how time and memory grow. `--only step` and so on take a part of it. Each part writes a JSON file into the
-folder; goals are told at the end and do not change the exit code.
+from a pack; how time and memory grow; which numbers of tokens suit it. `--only step` and so on take a part of it. Each
+part writes a JSON file into the folder; goals are told at the end and do not change the exit code.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BASE, LARGE = "mae_vit_base_patch16", "mae_vit_large_patch16"
 BATCH = {BASE: 256, LARGE: 128}
 COPIES = 10
 """Of each photograph, so that there are more than a batch holds."""
-PARTS = ("step", "data", "end-to-end", "growth")
+PARTS = ("step", "data", "end-to-end", "growth", "tokens")
 
 
 def step(args: argparse.Namespace, console: Console) -> None:
@@ -61,9 +61,17 @@ def end_to_end(args: argparse.Namespace, console: Console) -> None:
 
 
 def growth(args: argparse.Namespace, console: Console) -> None:
-    script = Path(__file__).with_name("growth.py")
-    command = [sys.executable, str(script), "--device", args.device, "--out", str(args.out / "growth.json")]
-    subprocess.run(command, check=True)
+    _beside("growth.py", args)
+
+
+def tokens(args: argparse.Namespace, console: Console) -> None:
+    _beside("tokens.py", args, "--model", LARGE, "--batch-size", "256")
+
+
+def _beside(script: str, args: argparse.Namespace, *more: str) -> None:
+    """Another benchmark of this folder."""
+    path, out = Path(__file__).with_name(script), args.out / f"{Path(script).stem}.json"
+    subprocess.run([sys.executable, str(path), "--device", args.device, *more, "--out", str(out)], check=True)
 
 
 def goals(folder: Path) -> Iterator[tuple[str, bool]]:
@@ -102,7 +110,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu to try the script")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Any] = {"step": step, "data": data, "end-to-end": end_to_end, "growth": growth}
+    parts: dict[str, Any] = {"step": step, "data": data, "end-to-end": end_to_end, "growth": growth, "tokens": tokens}
     for name in args.only:
         parts[name](args, Console(width=140))
     for text, met in goals(args.out):

@@ -23,7 +23,7 @@ from mae.experiments.plan import Bed, Study, commands, differing
 from mae.experiments.run import _told_apart
 from mae.experiments.target import Target
 from mae.models.zoo import build_model
-from mae.pretraining.settle import settle
+from mae.pretraining.settle import settle, total_steps
 from mae.recipes import recipe_config
 from mae.recipes.improved import improved
 
@@ -101,6 +101,9 @@ def test_each_lever_changes_the_run_that_was_asked_for():
     }  # fmt: skip
     assert found["batch-half"].batch_size == 32 and found["rate-up"].lr == 5e-3 and found["muon"].optimizer == "muon"
     assert found["curriculum"].mask_warmup == 2.0  # half of the run, which is shorter than the default's
+    views = found["views"]
+    assert (views.views, views.epochs, views.warmup_epochs) == (2, 2.0, 0.5)
+    assert total_steps(views, 50_000) == pytest.approx(total_steps(found["plain"], 50_000), rel=1e-3)
     for name in LEVERS:
         assert differing({"plain": found["plain"], name: found[name]}), f"{name} changes nothing"
     _told_apart(study)

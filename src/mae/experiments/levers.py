@@ -50,8 +50,8 @@ class Levers:
             configs=tuple(bed.base.override(arm.options) for arm in arms),
             judgements=bed.judgements(),
             metrics=bed.metrics(*FEATURES, PSNR, *TRAINING),
-            notes=("All arms see as many images; what a lever costs or saves in time stands beside what it does.",),
-            varied=("batch_size",),
+            notes=("All arms see as many crops; what a lever costs or saves in time stands beside what it does.",),
+            varied=("batch_size", "epochs"),
         )
 
 
@@ -80,6 +80,12 @@ def _curriculum(base: PretrainConfig) -> dict[str, Any]:
     return {"mask_schedule": "linear", "mask_warmup": warmup}
 
 
+def _views(base: PretrainConfig) -> dict[str, Any]:
+    """Two crops of half as many images: as many crops in all, and passes that are twice as long."""
+    epochs = {"epochs": base.epochs, "warmup_epochs": base.warmup_epochs, "mask_warmup": base.mask_warmup}
+    return {"views": 2, **{name: value / 2 for name, value in epochs.items() if value is not None}}
+
+
 def _to(**options: Any) -> Callable[[PretrainConfig], dict[str, Any]]:
     return lambda base: options
 
@@ -99,6 +105,7 @@ LEVERS: dict[str, Callable[[PretrainConfig], dict[str, Any]]] = {
     "decoder-deep": _to(decoder_depth=4),
     "low-pass": _to(low_pass=0.5),
     "uniformity": _to(uniformity=0.01),
+    "views": _views,
     "laplacian": _to(laplacian=0.05),
     "raw-pixels": _to(norm_pix_loss=False),
 }
