@@ -170,6 +170,8 @@ class PretrainConfig:
     clip_grad: float | None = 1.0
     """Largest norm of the gradient; None: no clipping."""
 
+    crop_scale: tuple[float, float] = (0.2, 1.0)
+    """Area of the smallest and of the largest crop, as shares of the image's."""
     statistics: Statistics = "data"
     """Channel means and deviations: measured on the data, or ImageNet's."""
     held_out: float = 0.02
@@ -252,6 +254,11 @@ class PretrainConfig:
             (("mask_ratio", "mask_start"), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
             (("held_out",), "a share from 0 to 0.5", lambda value: 0 <= value <= 0.5),
             (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),
+            (
+                ("crop_scale",),
+                "two shares above 0 and at most 1, the smaller one first",
+                lambda value: 0 < value[0] <= value[1] <= 1,
+            ),
             (("betas",), "two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
         ]
         for names, expected, holds in rules:

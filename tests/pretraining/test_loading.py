@@ -1,4 +1,4 @@
-"""Several crops of an image, and images that lie on the device, in whole runs."""
+"""How large crops are, several of an image, and images that lie on the device, in whole runs."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,10 @@ import torch
 
 import mae
 from mae.cli import main
+from mae.data.images import load_images
+from mae.data.loaders import normalise
+from mae.data.sources import open_source
+from mae.pretraining import parts
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -23,6 +27,18 @@ def test_an_epoch_has_as_many_times_the_steps_as_there_are_views(pretrain: Run, 
     plain, twice = pretrain("plain", **options), pretrain("twice", **options, views=2, quiet=False)
     assert (plain.summary["steps"], twice.summary["steps"]) == (2 * 5, 2 * 10)  # of 320 images
     assert "2 crops of each image" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("scale", "whole"), [((1.0, 1.0), True), ((0.2, 1.0), False)])
+def test_crops_are_as_large_as_they_are_to_be(pretrain: Run, monkeypatch: pytest.MonkeyPatch, scale, whole):
+    """A crop as large as its image fits with no other ratio, and is then the image or its mirror image."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(parts, "normalise", lambda crops, *told: seen.append(crops) or normalise(crops, *told))
+    pretrain(crop_scale=scale)
+    images = load_images(open_source("builtin:digits", data_root=Path("data")), in_chans=None)
+    there = {images.get(number).numpy().tobytes() for number in range(len(images))}
+    found = [{crop.numpy().tobytes(), crop.flip(-1).contiguous().numpy().tobytes()} & there for crop in torch.cat(seen)]
+    assert len(found) >= 6 * 32 and all(found) == whole
 
 
 def test_a_run_with_views_goes_on_to_the_same_end(pretrain: Run):

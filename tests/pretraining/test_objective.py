@@ -132,6 +132,8 @@ def test_the_objective_is_part_of_the_model_and_of_the_header(
         ("--uniformity 0.01 --batch-size 4 --accumulate 4", "--uniformity compares the images of a batch"),
         ("--uniformity 0.01 --views 2", "some are views of the same image"),
         ("--batch-size 64 --views 3", "--batch-size is 64, --views 3; expected"),
+        ("--crop-scale 0.5 0.2", "--crop-scale is (0.5, 0.2); expected two shares above 0 and at most 1"),
+        ("--crop-scale 0 1", "--crop-scale is (0.0, 1.0)"),
         ("--views 0", "--views is 0; expected a finite number above 0"),
         ("--laplacian -1", "--laplacian is -1.0; expected a weight of 0 or more"),
         ("--low-pass 2", "--low-pass is 2.0; expected a share above 0 and at most 1"),

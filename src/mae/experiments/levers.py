@@ -98,6 +98,7 @@ LEVERS: dict[str, Callable[[PretrainConfig], dict[str, Any]]] = {
     "rate-down": _rate(0.4),
     "batch-half": _batch(0.5),
     "batch-double": _batch(2),
+    "crops-larger": _to(crop_scale=(0.5, 1.0)),
     "mask-less": _to(mask_ratio=0.6),
     "mask-more": _to(mask_ratio=0.85),
     "curriculum": _curriculum,

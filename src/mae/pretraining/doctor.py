@@ -154,6 +154,7 @@ def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=0,
+        augmentation=prepared.augmentation,
         numbers=numbers,
     )
     raw = next(loader.iterate(0))

@@ -8,7 +8,6 @@ from math import prod
 
 import torch
 
-from mae.data.augmentation import Augmentation
 from mae.data.crops import Crops
 from mae.evaluation.yardsticks import Yardsticks
 from mae.pretraining.parts import num_workers, readable
@@ -58,9 +57,8 @@ def what_limits_loading(prepared: Prepared) -> str:
     began = time.perf_counter()
     loaded = [image for _, image in readable(prepared.images, numbers.tolist())]
     reading = (time.perf_counter() - began) / len(numbers)
-    crops = Crops(
-        images=prepared.images, numbers=numbers, img_size=prepared.model_config.img_size, augmentation=Augmentation()
-    )
+    size, how = prepared.model_config.img_size, prepared.augmentation
+    crops = Crops(images=prepared.images, numbers=numbers, img_size=size, augmentation=how)
     began = time.perf_counter()
     _ = crops[numbers.tolist(), sample_keys(0, FIXED_EPOCH, numbers).tolist()]
     cropping = max(0.0, (time.perf_counter() - began) / len(numbers) - reading)

@@ -168,6 +168,7 @@ def _loader(prepared: Prepared, *, batch_size: int, workers: int, views: int = 1
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=workers,
+        augmentation=prepared.augmentation,
         numbers=prepared.near(_CROPS),
         pin_memory=prepared.device.type == "cuda",
         views=views,

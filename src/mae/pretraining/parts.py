@@ -92,6 +92,7 @@ def make_loader(prepared: Prepared) -> TrainingLoader | ResidentLoader:
         img_size=prepared.model_config.img_size,
         seed=config.seed,
         workers=num_workers(prepared),
+        augmentation=prepared.augmentation,
         numbers=prepared.kept,
         pin_memory=prepared.device.type == "cuda",
         rank=prepared.world.rank,
@@ -178,6 +179,7 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=0,
+        augmentation=prepared.augmentation,
         numbers=numbers,
     )
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)

@@ -156,7 +156,9 @@ def _parts(
     assert model.config is not None and config.img_size is not None
     ids = torch.tensor(values["ids"])
     keys = view_keys(sample_keys(values["seed"], values["epoch"], ids), config.views)
-    crops = Crops(images=images, numbers=ids, img_size=config.img_size, augmentation=Augmentation())
+    crops = Crops(
+        images=images, numbers=ids, img_size=config.img_size, augmentation=Augmentation(scale=config.crop_scale)
+    )
     mean, std = torch.tensor([found["mean"], found["std"]], device=device)
     parts = []
     shown = ids.repeat_interleave(config.views)

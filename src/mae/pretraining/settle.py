@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.data.augmentation import Augmentation
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
 from mae.data.order import AllBut, Numbers
@@ -105,6 +106,11 @@ class Prepared:
     def mask_schedule(self) -> RatioSchedule:
         """How much is hidden, step by step."""
         return ratio_schedule(self.config)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training images are cropped."""
+        return Augmentation(scale=self.config.crop_scale)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Channel means and deviations `[C]` on the run's device."""
