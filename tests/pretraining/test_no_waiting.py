@@ -48,6 +48,7 @@ OPTIONS: dict[str, Any] = {
         {"decoder": "cross", "predict_share": 0.5},
         {"optimizer": "muon"},
         {"recipe": "improved", "accumulate": 2},
+        {"recipe": "fast"},
         {"focal_frequency": 0.1, "low_pass": 0.5, "loss": "smooth_l1", "norm_pix_loss": False},
         {"clip_grad": None},
     ],

@@ -15,7 +15,7 @@ class Quality:
         UsageError: fewer than two recipes, one twice, or no look.
     """
 
-    recipes: tuple[str, ...] = ("default", "improved")
+    recipes: tuple[str, ...] = ("default", "fast")
     """Names of recipes; the first is the reference."""
     looks: int = 6
     """How many times each run is judged, evenly over its steps."""

@@ -12,6 +12,7 @@ from mae.errors import UsageError
 _WHERE = {
     "default": "default",
     "improved": "improved",
+    "fast": "fast",
     "demo": "demo",
     "cifar10": "cifar10",
     "stl10": "stl10",
