@@ -131,6 +131,7 @@ def test_the_objective_is_part_of_the_model_and_of_the_header(
         ("--mask-schedule cosine --mask-start 0.99 --mask-warmup 1", "mask_ratio 0.99 on a grid of 4x4"),
         ("--uniformity 0.01 --batch-size 4 --accumulate 4", "--uniformity compares the images of a batch"),
         ("--uniformity 0.01 --views 2", "some are views of the same image"),
+        ("--batch-size 32 --views 64", "--batch-size is 32, --views 64; expected"),
         ("--batch-size 64 --views 3", "--batch-size is 64, --views 3; expected"),
         ("--crop-scale 0.5 0.2", "--crop-scale is (0.5, 0.2); expected two shares above 0 and at most 1"),
         ("--crop-scale 0 1", "--crop-scale is (0.0, 1.0)"),

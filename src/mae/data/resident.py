@@ -36,24 +36,23 @@ class ResidentLoader:
         Raises:
             UsageError: images that are not in memory, of several sizes or with missing values, or RandAugment.
         """
-        images, augmentation = self.loader.images, self.loader.augmentation
-        smallest, largest = images.size_range()
-        found = (
-            "are too many to be kept decoded"
-            if not images.in_memory
-            else f"are {smallest[1]}x{smallest[0]} to {largest[1]}x{largest[0]} pixels"
-            if smallest != largest
-            else "have missing values"
-            if images.no_data is not None
-            else "are to be changed by RandAugment"
-            if augmentation.rand_augment
-            else ""
-        )
-        if found:
+        if obstacle := self._obstacle():
             raise UsageError(
                 f"--resident needs images of one size that fit in memory, without missing values; those of "
-                f"{images.name} {found}: leave the option out"
+                f"{self.loader.images.name} {obstacle}: leave the option out"
             )
+
+    def _obstacle(self) -> str:
+        """What about the images stands in the way; empty: nothing."""
+        images = self.loader.images
+        smallest, largest = images.size_range()
+        if not images.in_memory:
+            return "are too many to be kept decoded"
+        if smallest != largest:
+            return f"are {smallest[1]}x{smallest[0]} to {largest[1]}x{largest[0]} pixels"
+        if images.no_data is not None:
+            return "have missing values"
+        return "are to be changed by RandAugment" if self.loader.augmentation.rand_augment else ""
 
     def order(self) -> RankOrder:
         """Which samples this process takes, step by step."""
@@ -113,8 +112,9 @@ def batched_crops(
     flips: Bool[Tensor, " B"],
     size: tuple[int, int],
 ) -> UInt8[Tensor, "B C H W"] | Float32[Tensor, "B C H W"]:
-    """`resized_crop` of each image, all at once, on their device; uint8 agrees to 2 and on average to 0.01, float32 to
-    rounding.
+    """`resized_crop` of each image, all at once, on their device.
+
+    uint8 agrees to 2, and to 0.01 on average; float32 to rounding.
 
     Args:
         images: pixels in any scale.

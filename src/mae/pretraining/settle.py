@@ -183,7 +183,7 @@ def settle(
         UsageError: the request cannot be carried out as asked.
     """
     config = _choose(config, images, device)
-    assert config.model is not None and config.batch_size is not None
+    assert config.model is not None
     model = _model_config(config, config.model, in_chans=images.channels)
     _check_warmups(config, len(images))
     if config.mask_schedule != "const":
@@ -199,11 +199,6 @@ def settle(
         raise UsageError(
             f"--uniformity drives the images of a batch apart, and with --views {config.views} some are views of the "
             "same image; leave one of the two out"
-        )
-    if config.batch_size % config.views:
-        raise UsageError(
-            f"--batch-size is {config.batch_size}, --views {config.views}; expected a batch of as many views of every "
-            f"image: a multiple of {config.views}"
         )
     return config, model
 
@@ -293,7 +288,12 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
     model = _model_config(replace(config, img_size=img_size, patch_size=patch_size), name, in_chans=images.channels)
     usual_batch = 64 if device.type == "cpu" else 256
     trained = len(images) - num_held_out(config, len(images))
-    batch_size = config.batch_size or min(usual_batch, trained)
+    batch_size = config.batch_size or config.views * max(1, min(usual_batch // config.views, trained))
+    if batch_size % config.views:
+        raise UsageError(
+            f"--batch-size is {batch_size}, --views {config.views}; expected a batch of as many views of every image: "
+            f"a multiple of {config.views}"
+        )
     if batch_size // config.views > trained:
         held_out = "" if trained == len(images) else f", {len(images) - trained} of them held out"
         raise UsageError(
