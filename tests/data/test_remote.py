@@ -467,8 +467,11 @@ input()
 """
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as process:
-        assert waited(lambda: len(served.asked) == 1, seconds=60)
-        _, said = process.communicate("\n", timeout=100)
+        try:
+            assert waited(lambda: len(served.asked) == 1, seconds=60)
+            _, said = process.communicate("\n", timeout=60)
+        finally:
+            process.kill()  # one that does not end would hold the test up
     assert process.returncode == 0 and said == ""
 
 
