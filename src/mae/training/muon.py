@@ -49,20 +49,18 @@ class Muon(AdamW):
                     self._move(parameter, group, still)
 
     def _move(self, parameter: Tensor, group: dict[str, Any], still: Tensor | None) -> None:
-        state, gradient = self.state[parameter], parameter.grad
+        state, gradient, rate = self.state[parameter], parameter.grad, group["lr"]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
+        momentum = state["momentum"]
         assert gradient is not None
-        momentum = state["momentum"].lerp(gradient, 1 - _MOMENTUM)
+        if still is not None:  # told on the device: to ask for it would make the host wait
+            goes = still.to(parameter.device) == 0
+            gradient, rate = torch.where(goes, gradient, momentum), rate * goes
+        momentum.lerp_(gradient, 1 - _MOMENTUM)
         direction = divided_like(parameter, orthogonal(whole(gradient.lerp(momentum, _MOMENTUM))))
         size = _ADAMW_SIZE * max(parameter.shape) ** 0.5
-        moved = parameter * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * size * direction
-        if still is None:
-            parameter.copy_(moved)
-            state["momentum"].copy_(momentum)
-        else:  # chosen where they are: asking would make the host wait for the device
-            parameter.copy_(torch.where(still.to(parameter.device) > 0, parameter, moved))
-            state["momentum"].copy_(torch.where(still.to(parameter.device) > 0, state["momentum"], momentum))
+        parameter.mul_(1 - rate * group["weight_decay"]).sub_(direction * (rate * size))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
