@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,16 +169,15 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
 
         return run
 
+    loaded = partial(_loaded, side=bench.side, workers=0, clock=time.process_time)
     ways = {
         _PILLOW: made(crops.by_pillow),
         "Pillow, float32 (official)": made(crops.as_floats),
         _OURS: made(crops.ours),
-        _LOADER: _loaded(bench.source, bench.side, workers=0, clock=time.process_time),
+        _LOADER: loaded(bench.source),
+        f"{_LOADER}, --views {_VIEWS}": loaded(bench.source, views=_VIEWS),
+        **{f"the loader, {other}": loaded(other) for other in bench.also},
     }
-    clock = time.process_time
-    ways[f"{_LOADER}, --views {_VIEWS}"] = _loaded(bench.source, bench.side, workers=0, clock=clock, views=_VIEWS)
-    for other in bench.also:
-        ways[f"the loader, {other}"] = _loaded(other, bench.side, workers=0, clock=time.process_time)
     return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="processor")
 
 
@@ -195,13 +195,13 @@ def _together(bench: DataBench, crops: _Crops) -> list[Way]:
     ways = {
         f"{workers} thread(s)": threads,
         f"{workers} process(es), the loader": _loaded(
-            bench.source, bench.side, workers=workers, clock=time.perf_counter
+            bench.source, side=bench.side, workers=workers, clock=time.perf_counter
         ),
     }
     return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="wall")
 
 
-def _loaded(source: str, side: int, *, workers: int, clock: Callable[[], float], views: int = 1) -> Callable[[], float]:
+def _loaded(source: str, *, side: int, workers: int, clock: Callable[[], float], views: int = 1) -> Callable[[], float]:
     """Seconds a crop of the run's own loader, over as many batches as make an epoch; starting is not counted."""
     images = load_images(open_source(source, data_root=Path("data")), in_chans=3, memory_limit=0)
     if len(images) < _BATCH:

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from mae.bench.ceilings import Ceilings, measure_ceilings
-from mae.bench.turns import Spread, ratios, spread, synchronise, take_turns, timed
+from mae.bench.turns import Spread, ratios, spread, take_turns, timed
 from mae.config import Device, Optimizer, Precision
 from mae.errors import MAEError, UsageError
 from mae.evaluation.record import hardware, versions
@@ -24,7 +24,7 @@ from mae.options import shown
 from mae.pretraining.measure import PeakMemory
 from mae.records import write_json
 from mae.report.tables import show_grid
-from mae.training.device import autocast, choose_device, choose_precision, keep_freed_memory
+from mae.training.device import autocast, choose_device, choose_precision, keep_freed_memory, synchronise
 from mae.training.optimizer import make_optimizer
 from mae.types import MaskPlan
 

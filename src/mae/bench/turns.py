@@ -7,6 +7,8 @@ from time import perf_counter
 
 import torch
 
+from mae.training.device import synchronise
+
 _LEAST, _MOST = 5, 60
 
 
@@ -63,9 +65,3 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
     run()
     synchronise(device)
     return perf_counter() - start
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

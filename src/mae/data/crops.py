@@ -86,10 +86,10 @@ class Crops(Dataset[Piece]):
         first: dict[int, int] = {}  # of an image that comes several times the key of its first view
         for number, key in zip(ids, keys, strict=True):
             first.setdefault(number, key)
-        read = {number: self._readable(number, torch.tensor(key), unreadable) for number, key in first.items()}
+        read = {number: self._readable(number, key, unreadable) for number, key in first.items()}
         return [read[number] for number in ids], unreadable
 
-    def _readable(self, number: int, key: Tensor, unreadable: list[str]) -> tuple[int, Tensor] | None:
+    def _readable(self, number: int, key: int, unreadable: list[str]) -> tuple[int, Tensor] | None:
         """The image with its number, or where it cannot be read the first readable one of those its key names."""
         for candidate in itertools.chain([number], self._replacements(key)):
             try:
@@ -98,9 +98,9 @@ class Crops(Dataset[Piece]):
                 unreadable.append(str(error))
         return None
 
-    def _replacements(self, key: Tensor) -> Iterator[int]:
+    def _replacements(self, key: int) -> Iterator[int]:
         # A generator, so that nothing is drawn for an image that can be read.
-        drawn = uniform(key.reshape(1), REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
+        drawn = uniform(torch.tensor([key]), REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
         yield from self._numbers[(drawn * len(self._numbers)).long()].tolist()
 
     def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:

@@ -69,31 +69,39 @@ def look_through(
     last = max(found, default=0)
     steps = [*range(every, last, every), last]
     looks = list(map(dict, done))
+    costs = costs_until(folder, steps)
     for step in steps[len(looks) :]:
         if step not in found:
             raise MAEError(f"{folder.checkpoints} lacks step {step}, which was kept; delete the run to do it again")
-        look = Look(step=step, numbers=judge(str(found[step])), **cost_until(folder, step))
+        look = Look(step=step, numbers=judge(str(found[step])), **costs[step])
         looks.append(asdict(look))
         keep(looks)
     return looks
 
 
-def cost_until(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Images, seconds and operations of a run's first steps, as in `Look`."""
-    config = PretrainConfig.read(folder.config)
-    assert config.batch_size is not None
+def costs_until(folder: RunFolder, steps: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """By number of steps the images, seconds and operations of a run's first so many, as in `Look`."""
+    config, model = PretrainConfig.read(folder.config), load(folder.root).config
+    assert config.batch_size is not None and model is not None
+    rows = loss_rows(read_rows(folder.metrics))
+    an_epoch = steps_per_epoch(config, read_json(folder.data)["images"])
+    schedule, costs = ratio_schedule(config), {}
+    for step in steps:
+        asked = min(_RATIOS, step)
+        ratios = [schedule.ratio(number * step // asked, steps_per_epoch=an_epoch) for number in range(asked)]
+        samples = step * config.batch_size
+        operations = samples * _mean_operations(model, ratios)
+        costs[step] = {"samples": samples, "seconds": _seconds(rows, step), "operations": operations}
+    return costs
+
+
+def _seconds(rows: Sequence[Mapping[str, Any]], step: int) -> float:
+    """That the first steps took, by the rates which the log has of them."""
     seconds, seen = 0.0, 0
-    for row in loss_rows(read_rows(folder.metrics)):
+    for row in rows:
         if row["step"] <= step:
             seconds, seen = seconds + (row["samples"] - seen) / row["images_per_second"], row["samples"]
-    schedule = ratio_schedule(config)
-    an_epoch = steps_per_epoch(config, read_json(folder.data)["images"])
-    asked = min(_RATIOS, step)
-    ratios = [schedule.ratio(number * step // asked, steps_per_epoch=an_epoch) for number in range(asked)]
-    model = load(folder.root).config
-    assert model is not None
-    samples = step * config.batch_size
-    return {"samples": samples, "seconds": seconds, "operations": samples * _mean_operations(model, ratios)}
+    return seconds
 
 
 def _mean_operations(model: ModelConfig, ratios: Sequence[float]) -> float:

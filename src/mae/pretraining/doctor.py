@@ -14,14 +14,14 @@ from mae.config import PretrainConfig
 from mae.data.advice import data_findings
 from mae.data.inspection import inspect_images
 from mae.data.jpeg import has_fast_decoder
-from mae.data.loaders import TrainingLoader, normalise
+from mae.data.loaders import normalise
 from mae.errors import MAEError, UsageError
 from mae.findings import Finding
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_with_report
 from mae.pretraining.measure import LONG_WAIT, available_memory, cost_of, measure_loading, measure_steps, pace_of
 from mae.pretraining.model_checks import Subject, check_model
-from mae.pretraining.parts import fresh_model, make_loader, num_workers, peak_rate
+from mae.pretraining.parts import fresh_model, make_loader, num_workers, peak_rate, some_images
 from mae.pretraining.sense import SHALLOW_DECODER
 from mae.pretraining.settle import Prepared, prepare, warmup_steps
 from mae.recipes import recipe_config
@@ -146,18 +146,8 @@ def refuse(diagnosis: Diagnosis) -> None:
 
 
 def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
-    config, numbers = prepared.config, prepared.near(_IMAGES)
-    loader = TrainingLoader(
-        images=prepared.images,
-        batch_size=min(_IMAGES, len(numbers)),
-        accumulate=1,
-        img_size=prepared.model_config.img_size,
-        seed=config.seed,
-        workers=0,
-        augmentation=prepared.augmentation,
-        numbers=numbers,
-    )
-    raw = next(loader.iterate(0))
+    config = prepared.config
+    raw = next(some_images(prepared, _IMAGES, batch_size=min(_IMAGES, len(prepared.near(_IMAGES)))).iterate(0))
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())
     return Subject(
         model=model,

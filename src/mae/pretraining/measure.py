@@ -17,13 +17,13 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from mae.data.loaders import TrainingLoader, normalise
+from mae.data.loaders import normalise
 from mae.data.resident import ResidentLoader
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import build_model
-from mae.pretraining.parts import as_told, num_workers
+from mae.pretraining.parts import as_told, num_workers, some_images
 from mae.pretraining.settle import Prepared
-from mae.training.device import autocast, keep_freed_memory
+from mae.training.device import autocast, keep_freed_memory, synchronise
 from mae.training.optimizer import make_optimizer
 
 LONG_WAIT = 0.15
@@ -148,31 +148,15 @@ class _Step:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        synchronise(device)
 
 
 def _crops(prepared: Prepared) -> tuple[Tensor, Tensor]:
     """The first crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
     batch_size = min(_CROPS, len(prepared.near(_CROPS)))
-    with closing(_loader(prepared, batch_size=batch_size, workers=0).iterate(0)) as batches:
+    with closing(some_images(prepared, _CROPS, batch_size=batch_size).iterate(0)) as batches:
         raw = next(batches)
     return raw.images, raw.keys
-
-
-def _loader(prepared: Prepared, *, batch_size: int, workers: int, views: int = 1) -> TrainingLoader:
-    return TrainingLoader(
-        images=prepared.images,
-        batch_size=batch_size,
-        accumulate=1,
-        img_size=prepared.model_config.img_size,
-        seed=prepared.config.seed,
-        workers=workers,
-        augmentation=prepared.augmentation,
-        numbers=prepared.near(_CROPS),
-        pin_memory=prepared.device.type == "cuda",
-        views=views,
-    )
 
 
 def _ratios(prepared: Prepared) -> tuple[float, float]:
@@ -243,7 +227,7 @@ def measure_loading(prepared: Prepared, *, seconds: float) -> float:
     """
     views = prepared.config.views
     batch_size = min(max(_CROPS // views, 1) * views, prepared.part_size)
-    plain = _loader(prepared, batch_size=batch_size, workers=num_workers(prepared), views=views)
+    plain = some_images(prepared, _CROPS, batch_size=batch_size, workers=num_workers(prepared), views=views)
     loader = ResidentLoader(loader=plain, device=prepared.device) if prepared.config.resident else plain
     with closing(loader.iterate(0)) as batches:
         began = perf_counter()

@@ -36,6 +36,8 @@ _NUM_PICTURED = 8
 _SPARE = 256
 _YARDSTICK_IMAGES, _YARDSTICK_BATCH = 512, 64
 
+Loader = TrainingLoader | ResidentLoader
+
 
 def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
     """The engine with its optimizer, schedule and batches; with `--shard` the model is divided among the processes."""
@@ -77,7 +79,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
     return trainer
 
 
-def make_loader(prepared: Prepared) -> TrainingLoader | ResidentLoader:
+def make_loader(prepared: Prepared) -> Loader:
     """The run's images, as this process is given them.
 
     Raises:
@@ -100,6 +102,30 @@ def make_loader(prepared: Prepared) -> TrainingLoader | ResidentLoader:
         views=config.views,
     )
     return ResidentLoader(loader=loader, device=prepared.device) if config.resident else loader
+
+
+def some_images(prepared: Prepared, count: int, *, batch_size: int, workers: int = 0, views: int = 1) -> TrainingLoader:
+    """Up to so many of the run's images, those quickest to read, cropped as in training, over and over.
+
+    Args:
+        prepared: the run.
+        count: images.
+        batch_size: crops a batch.
+        workers: processes that load.
+        views: crops of an image, `batch_size` being a multiple.
+    """
+    return TrainingLoader(
+        images=prepared.images,
+        batch_size=batch_size,
+        accumulate=1,
+        img_size=prepared.model_config.img_size,
+        seed=prepared.config.seed,
+        workers=workers,
+        augmentation=prepared.augmentation,
+        numbers=prepared.near(count),
+        pin_memory=prepared.device.type == "cuda",
+        views=views,
+    )
 
 
 def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
@@ -150,7 +176,7 @@ def num_workers(prepared: Prepared) -> int:
 
 
 def _batches(
-    prepared: Prepared, model: MaskedAutoencoder, loader: TrainingLoader | ResidentLoader, step: int
+    prepared: Prepared, model: MaskedAutoencoder, loader: Loader, step: int
 ) -> Generator[Mapping[str, Any], None, None]:
     """What the model's forward is given, from a step on: images and their masks."""
     schedule, steps_per_epoch = prepared.mask_schedule, prepared.steps_per_epoch
@@ -159,9 +185,7 @@ def _batches(
         yield {"images": images, "plan": model.masking.plan(prepared.model_config.grid, keys, ratio)}
 
 
-def _on_device(
-    prepared: Prepared, loader: TrainingLoader | ResidentLoader, step: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _on_device(prepared: Prepared, loader: Loader, step: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images and their keys on the run's device, from a step on."""
     device, (mean, std) = prepared.device, prepared.statistics()
     for raw in loader.iterate(step):
@@ -170,18 +194,8 @@ def _on_device(
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
-    numbers = prepared.near(_YARDSTICK_IMAGES)
-    size = min(_YARDSTICK_BATCH, len(numbers))
-    loader = TrainingLoader(
-        images=prepared.images,
-        batch_size=size,
-        accumulate=1,
-        img_size=prepared.model_config.img_size,
-        seed=prepared.config.seed,
-        workers=0,
-        augmentation=prepared.augmentation,
-        numbers=numbers,
-    )
+    size = min(_YARDSTICK_BATCH, len(prepared.near(_YARDSTICK_IMAGES)))
+    loader = some_images(prepared, _YARDSTICK_IMAGES, batch_size=size)
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
     pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)
     return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size, loss=model.loss)

@@ -1,4 +1,4 @@
-"""The levers that were ahead after twenty minutes, together, on any images."""
+"""The levers that were ahead after a quarter of an hour, together, on any images."""
 
 from dataclasses import replace
 

@@ -56,6 +56,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 @contextmanager
 def explained_memory_failure(advice: str) -> Iterator[None]:
     """Turns PyTorch's error for a device that is out of memory into one that says what to do.
