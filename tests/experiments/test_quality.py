@@ -11,9 +11,9 @@ from tiny_study import TINY
 from mae.errors import MAEError, UsageError
 from mae.experiments.course import cost_to_reach, course_of, sections
 from mae.experiments.job import read_job
-from mae.experiments.looks import Look, cost_until, look_through, steps_between
+from mae.experiments.looks import Look, costs_until, look_through, steps_between
 from mae.experiments.plan import KNN, LINEAR_PROBE
-from mae.experiments.quality import Quality
+from mae.experiments.quality import Quality, _names
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.run import StudyOutcome, study
 from mae.models.summary import summarise
@@ -139,6 +139,12 @@ def test_runs_that_were_not_looked_at_show_nothing(tmp_path: Path):
     assert sections(bare, tmp_path) == []
 
 
+def test_files_are_told_by_their_own_names(tmp_path: Path):
+    run = tmp_path / "long" / "config.json"
+    assert _names(["default", "mine/other.json", str(run)]) == ["default", "other", "long"]
+    assert _names(["a/mine.json", "b/mine.json"]) == ["a/mine.json", "b/mine.json"]
+
+
 def test_what_cannot_be_is_refused():
     for options, says in (({"recipes": ("default",)}, "expected two different"), ({"looks": 0}, "expected 1 or more")):
         with pytest.raises(UsageError, match=says):
@@ -147,7 +153,8 @@ def test_what_cannot_be_is_refused():
 
 def test_costs_are_read_up_to_a_step_alone(judged: StudyOutcome):
     folder = RunFolder(judged.result.runs[0].folder)
-    assert cost_until(folder, 3)["seconds"] < cost_until(folder, 8)["seconds"]
+    costs = costs_until(folder, [3, 8])
+    assert costs[3]["seconds"] < costs[8]["seconds"]
 
 
 def test_a_study_with_other_looks_is_another_study(

@@ -1,6 +1,8 @@
 """Which recipe makes a good encoder soonest? Recipes of any length, judged on their way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mae.errors import UsageError
 from mae.experiments.plan import KNN, LINEAR_PROBE, TRAINING, Bed, Study
@@ -16,7 +18,7 @@ class Quality:
     """
 
     recipes: tuple[str, ...] = ("default", "fast")
-    """Names of recipes; the first is the reference."""
+    """Names of recipes, or config.json files of runs; the first is the reference."""
     looks: int = 6
     """How many times each run is judged, evenly over its steps."""
 
@@ -35,7 +37,10 @@ class Quality:
         return Study(
             name="quality",
             question="Which recipe makes a good encoder soonest?",
-            arms=tuple(Arm(name=name, what=f"recipe {name}", options={}) for name in self.recipes),
+            arms=tuple(
+                Arm(name=name, what=f"recipe {recipe}", options={})
+                for name, recipe in zip(_names(self.recipes), self.recipes, strict=True)
+            ),
             configs=tuple(map(bed.find, self.recipes)),
             judgements=bed.judgements(),
             metrics=bed.metrics(LINEAR_PROBE, KNN, *TRAINING),
@@ -46,3 +51,10 @@ class Quality:
             varied=("epochs", "steps", "batch_size"),
             looks=self.looks,
         )
+
+
+def _names(recipes: Sequence[str]) -> Sequence[str]:
+    """What tables call them: a file by its own name, a run's by its folder's; all as they are where two are alike."""
+    paths = [Path(recipe) for recipe in recipes]
+    short = [path.parent.name if path.name == "config.json" else path.stem for path in paths]
+    return short if len(set(short)) == len(short) else recipes

@@ -1,0 +1,77 @@
+"""A speed-run: how good the features are that two recipes learn in given minutes on this machine, as they learn.
+
+    python benchmarks/subset.py cifar10.zip cifar10-part.zip
+    python benchmarks/speedrun.py cifar10.zip --data cifar10-part.zip --out speedrun
+    python benchmarks/speedrun.py cifar10.zip --data cifar10-part.zip --minutes 30 10 --device cuda --out speedrun-gpu
+
+Both train the same encoder. The rate of each is measured first, so leave the machine alone for two minutes; steps are
+what fills its minutes at that rate. Then `mae study quality` trains, judges and draws; of its seconds those of its
+table are the run's own, whatever else the machine did meanwhile. The same command goes on with what was begun, at the
+rates that were measured then.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+import mae
+from mae.bench.end_to_end import EndToEnd, run_end_to_end_bench
+from mae.config import PretrainConfig
+from mae.recipes import recipe_config
+from mae.records import write_json
+
+MEASURING = 60.0
+"""Seconds for each rate."""
+
+
+def prepared(recipe: str, minutes: float, rate: float | None, args: argparse.Namespace) -> Path:
+    """The recipe with as many steps as fill its minutes, in a file that holds its whole configuration."""
+    path: Path = args.out / f"{recipe}.json"
+    if path.exists():
+        return path
+    sizes = {"model": args.model, "img_size": args.img_size, "batch_size": args.batch_size, "lr": args.lr}
+    # Warm-up is not named: a tenth of the run.
+    length = {"epochs": None, "warmup_epochs": None, "steps": 1}
+    config = recipe_config(recipe).override({**sizes, **length, "source": args.source, "device": args.device})
+    rate = rate or measured(config)
+    steps = max(1, round(60 * minutes * rate / args.batch_size))
+    print(f"{recipe}: {rate:.0f} images/s, {steps:,} steps fill {minutes:g} minutes", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, config.override({"steps": steps}).to_json())
+    return path
+
+
+def measured(config: PretrainConfig) -> float:
+    """Images a second of the run's own loop on its images."""
+    record = run_end_to_end_bench(EndToEnd(seconds=MEASURING), config, Console(quiet=True))
+    return record["images_per_second"]["real"]["median"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="images to train on")
+    parser.add_argument("--data", required=True, help="labelled images to judge on")
+    parser.add_argument("--recipes", nargs=2, default=["cifar10", "fast"], help="the official one, and the other")
+    parser.add_argument("--minutes", nargs=2, type=float, default=[60, 20], help="that each may train")
+    parser.add_argument("--rates", nargs=2, type=float, help="images a second of each, instead of measuring them")
+    parser.add_argument("--model", default="mae_vit_lesson_patch4")
+    parser.add_argument("--img-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--looks", type=int, default=6, help="how often each run is judged")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("speedrun"))
+    args = parser.parse_args()
+    rates = args.rates or [None, None]
+    recipes = [prepared(*each, args) for each in zip(args.recipes, args.minutes, rates, strict=True)]
+    done = mae.study(
+        "quality", args.source, data=args.data, recipes=tuple(map(str, recipes)), looks=args.looks, seeds=args.seeds,
+        finetune_epochs=0.0, device=args.device, out=args.out / "study",
+    )  # fmt: skip
+    print(done.report)
+
+
+if __name__ == "__main__":
+    main()
