@@ -79,12 +79,15 @@ def test_what_cannot_be_timed_is_refused(options: dict[str, Any], says: str):
 def test_a_run_is_set_beside_one_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "end.json"
     tiny = ["--model", "mae_vit_lesson_patch4", "--img-size", "8", "--patch-size", "2", "--mlp-ratio", "0.5"]
+    tiny += ["--recipe", "improved", "--mask-warmup", "2"]  # longer than what is measured
     asked = ["builtin:digits", *tiny, "--batch-size", "8", "--device", "cpu", "--workers", "0", "--seconds", "0.1"]
     assert main(["bench", "end-to-end", *asked, "--json", str(out)]) == 0
     assert "images there already" in capsys.readouterr().out
     found = read_json(out)
     assert found["batch_size"] == 8 and found["images_per_second"]["real"]["median"] > 0
     assert found["share"]["lower"] <= found["share"]["median"] <= found["share"]["upper"]
+    assert main(["bench", "end-to-end", *asked, "--out", str(tmp_path / "run")]) == 2
+    assert "this run is thrown away" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert main(["bench", "end-to-end"]) == 2 and "no images are named" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--seconds is 0"):
         EndToEnd(seconds=0.0)

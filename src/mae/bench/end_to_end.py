@@ -57,7 +57,8 @@ def run_end_to_end_bench(bench: EndToEnd, config: PretrainConfig, console: Conso
 
     Args:
         bench: how long.
-        config: the run, as `mae pretrain` takes it; checks, looks at features and pictures are left out.
+        config: the run, as `mae pretrain` takes it; checks, looks at features and pictures are left out, and as
+            many patches are hidden as at its end.
         console: where the table is shown.
 
     Raises:
@@ -66,9 +67,13 @@ def run_end_to_end_bench(bench: EndToEnd, config: PretrainConfig, console: Conso
     """
     if not config.source:
         raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
+    if config.out is not None:
+        raise UsageError(
+            "--out is given, but this run is thrown away; leave it out, --json FILE.json keeps the figures"
+        )
     device = choose_device(config.device)
     with TemporaryDirectory(prefix="mae-bench-") as aside:
-        asked = replace(config, out=Path(aside) / "run", epochs=None, steps=1)
+        asked = replace(config, out=Path(aside) / "run")
         limit = 0 if bench.from_files else None
         prepared = prepare(asked, None, device, World(), resume=False, memory_limit=limit)
         (cost,) = measure_steps(prepared, part_sizes=(prepared.part_size,), seconds=0.1 * bench.seconds)
@@ -106,8 +111,17 @@ def _rates(prepared: Prepared, half: int) -> tuple[list[float], list[float]]:
     """Images a second in each turn: on real images, and on one batch."""
     steps = 4 * _TURNS * half
     assert prepared.config.batch_size is not None
-    long = replace(prepared, config=replace(prepared.config, steps=steps, save_every=steps, keep_every=None))
-    trainer = make_trainer(long, fresh_model(long))
+    long = replace(
+        prepared,
+        config=replace(
+            prepared.config, steps=steps, epochs=None, warmup_epochs=None, mask_schedule="const", save_every=steps,
+            keep_every=None,
+        ),
+    )  # fmt: skip
+    model = fresh_model(long)
+    trainer = make_trainer(long, model)
+    if long.config.compile:
+        model.compile()
     trainer.settings = replace(trainer.settings, log_every=half)
     trainer.batches = _by_turns(trainer.batches, long.config.accumulate, 2 * half)
     watched = _Watch()

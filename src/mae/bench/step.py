@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _PEER = "ViTMAE"
 _CPU_BATCH, _GPU_BATCH = 16, 128
 _PART_TURNS = 5
+_STEPS_A_TURN = 5
+"""On a device with a queue: emptying it before and after counts with each turn."""
 _STATES = 7
 """Values that AdamW reads or writes for each weight: weight, gradient and two averages read, all but the gradient
 written."""
@@ -90,7 +92,8 @@ class Timed:
         operations: floating-point operations a second, in matrix products.
         of_matmul: that over what a large matrix product does.
         of_copy: what the optimizer's step reads and writes a second over what copying does; None where not measured.
-        peak_bytes: memory that building it and two steps took; on a CPU by the process's growth, good to a tenth.
+        peak_bytes: memory that two steps took; on a CPU by the process's growth, good to a tenth, and over the weights,
+            which are there before.
         parts: share of the step's time by part; empty for the peer and what is compiled.
     """
 
@@ -127,6 +130,7 @@ def run_step_bench(bench: StepBench, console: Console) -> dict[str, Any]:
     found: list[Timed] = []
     costs: dict[str, Any] = {}
     for name in bench.models:
+        torch.compiler.reset()  # what was compiled for one model would count against the next, until none is compiled
         timed_here, summaries = _time_model(bench, name, device, precision, ceilings)
         found += timed_here
         costs[name] = {way: asdict(summary) for way, summary in summaries.items()}
@@ -194,7 +198,10 @@ def _options_of(decoder: str) -> dict[str, Any]:
 
 
 class _Step(ABC):
-    """A training step of something, done again and again on the same images."""
+    """A training step of something, done again and again on the same images.
+
+    Forward, backward, optimizer: gradients are not clipped and fp16's are not scaled, on neither side.
+    """
 
     step_flops: int
     model: nn.Module
@@ -221,14 +228,22 @@ class _Step(ABC):
         with PeakMemory(self.device) as memory:
             self.build()
             if self.compiled:
-                self.model.compile()
-            for _ in range(2):
-                self.run()
+                self.model.compile(dynamic=False)  # as in a run, which knows one shape
+            self.run()
+            if self.device.type == "cuda":  # the second step, which has the averages, without what compiling took
+                torch.cuda.reset_peak_memory_stats(self.device)
+            self.run()
             synchronise(self.device)
         return memory.peak_bytes
 
     def once(self) -> float:
-        return timed(self.run, self.device)
+        steps = 1 if self.device.type == "cpu" else _STEPS_A_TURN
+
+        def turn() -> None:
+            for _ in range(steps):
+                self.run()
+
+        return timed(turn, self.device) / steps
 
     def run(self) -> None:
         with autocast(self.precision, self.device):
