@@ -8,6 +8,7 @@ import torch
 from test_finite import weights_after_each_step
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 from toy import Recorder, make_trainer
 
 from mae.models.zoo import create_model
@@ -60,6 +61,16 @@ def test_steps_are_those_of_pytorchs_muon(monkeypatch: pytest.MonkeyPatch, shape
         assert (
             float((ours - theirs).detach().norm() / moved.detach()) < 0.02
         )  # bfloat16's rounding, through five products
+
+
+def test_its_own_products_are_counted():
+    model = make_model()
+    optimizer = make_optimizer(model, weight_decay=0.05, betas=(0.9, 0.95), kind="muon")
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert isinstance(optimizer, Muon) and optimizer.step_flops == counter.get_total_flops() > 0
 
 
 def make_model() -> nn.Module:

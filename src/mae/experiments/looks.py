@@ -15,6 +15,8 @@ from mae.pretraining.settle import ratio_schedule, steps_per_epoch
 from mae.records import read_json
 from mae.training.checkpoint import good_checkpoints
 from mae.training.log import loss_rows, read_rows
+from mae.training.muon import Muon
+from mae.training.optimizer import make_optimizer
 from mae.training.run_folder import RunFolder
 
 _RATIOS = 200
@@ -81,8 +83,10 @@ def look_through(
 
 def costs_until(folder: RunFolder, steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """By number of steps the images, seconds and operations of a run's first so many, as in `Look`."""
-    config, model = PretrainConfig.read(folder.config), load(folder.root).config
-    assert config.batch_size is not None and model is not None
+    config, model = PretrainConfig.read(folder.config), load(folder.root)
+    assert config.batch_size is not None and model.config is not None
+    optimizer = make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas, kind=config.optimizer)
+    its_own = optimizer.step_flops if isinstance(optimizer, Muon) else 0
     rows = loss_rows(read_rows(folder.metrics))
     an_epoch = steps_per_epoch(config, read_json(folder.data)["images"])
     schedule, costs = ratio_schedule(config), {}
@@ -90,7 +94,7 @@ def costs_until(folder: RunFolder, steps: Sequence[int]) -> dict[int, dict[str, 
         asked = min(_RATIOS, step)
         ratios = [schedule.ratio(number * step // asked, steps_per_epoch=an_epoch) for number in range(asked)]
         samples = step * config.batch_size
-        operations = samples * _mean_operations(model, ratios)
+        operations = samples * _mean_operations(model.config, ratios) + step * its_own
         costs[step] = {"samples": samples, "seconds": _seconds(rows, step), "operations": operations}
     return costs
 

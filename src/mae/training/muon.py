@@ -32,6 +32,13 @@ class Muon(AdamW):
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float]) -> None:
         super().__init__(groups, lr=0.0, betas=betas, fused=True)
 
+    @property
+    def step_flops(self) -> int:
+        """Floating-point operations of the products that a step makes of its own; a multiply-add counts as 2."""
+        matrices = (p for group in self.param_groups if group["orthogonal"] for p in group["params"])
+        sides = (sorted(matrix.shape) for matrix in matrices)
+        return sum(_ITERATIONS * (4 * small**2 * large + 2 * small**3) for small, large in sides)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; none where `found_inf` is set and not 0, as fused AdamW has it."""
