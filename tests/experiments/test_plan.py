@@ -20,7 +20,7 @@ from mae.experiments.job import Job, Judgement, feature_read, read_numbers, read
 from mae.experiments.levers import LEVERS, Levers
 from mae.experiments.mask_ratio import MaskRatio
 from mae.experiments.plan import Bed, Study, commands, differing
-from mae.experiments.run import _told_apart
+from mae.experiments.run import _locked, _told_apart
 from mae.experiments.target import Target
 from mae.models.zoo import build_model
 from mae.pretraining.settle import settle, total_steps
@@ -108,6 +108,17 @@ def test_each_lever_changes_the_run_that_was_asked_for():
         assert differing({"plain": found["plain"], name: found[name]}), f"{name} changes nothing"
     _told_apart(study)
     assert list(configs(Levers(levers=("muon",)).study(bed()))) == ["plain", "muon"]
+
+
+def test_batches_of_another_size_are_as_many_images_in_all():
+    found = configs(Levers().study(bed(batch_size=64, steps=1000, warmup_epochs=0.0)))
+    assert (found["batch-half"].steps, found["batch-double"].steps) == (2000, 500)
+
+
+def test_what_arms_are_shown_is_told_as_it_is():
+    assert "the same images in the same order and crops" in _locked(["mask_ratio", "optimizer"])
+    told = _locked(["optimizer", "crop_scale", "batch_size"])
+    assert "differs with batch size, crop scale" in told and "same images" not in told
 
 
 def test_a_lever_that_multiplies_nothing_is_refused():

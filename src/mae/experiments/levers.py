@@ -51,7 +51,7 @@ class Levers:
             judgements=bed.judgements(),
             metrics=bed.metrics(*FEATURES, PSNR, *TRAINING),
             notes=("All arms see as many crops; what a lever costs or saves in time stands beside what it does.",),
-            varied=("batch_size", "epochs"),
+            varied=("batch_size", "epochs", "steps"),
         )
 
 
@@ -70,7 +70,9 @@ def _batch(times: float) -> Callable[[PretrainConfig], dict[str, Any]]:
     def options(base: PretrainConfig) -> dict[str, Any]:
         if base.batch_size is None:
             raise UsageError("this recipe names no batch to change; give --batch-size")
-        return {"batch_size": max(1, round(times * base.batch_size))}
+        batch_size = max(1, round(times * base.batch_size))
+        steps = {} if base.steps is None else {"steps": max(1, round(base.steps * base.batch_size / batch_size))}
+        return {"batch_size": batch_size, **steps}
 
     return options
 

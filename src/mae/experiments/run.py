@@ -1,6 +1,6 @@
 """A study from its request to its report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from itertools import combinations
@@ -57,6 +57,9 @@ _LOCKED = (
     "statistics",
 )
 """Options that no two arms may differ in: those of the encoder, and what it sees how often."""
+
+_FEEDING = ("batch_size", "epochs", "steps", "views", "crop_scale")
+"""Options on which it depends which crops an arm is given in which step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +336,18 @@ def _show(result: StudyResult, console: Console) -> None:
     console.print(f"{table.text}\n\n{verdict.text}", highlight=False, markup=False)
 
 
+def _locked(options: Collection[str]) -> str:
+    """What is the same in all arms, in words, where they differ in these options."""
+    feeding = [name for name in _FEEDING if name in options]
+    seen = (
+        "What they see and which masks they are given differs with " + ", ".join(feeding).replace("_", " ")
+        if feeding
+        else "They see the same images in the same order and crops; their masks are drawn from the same numbers, so "
+        "that one that hides more hides what the other hides too"
+    )
+    return f"For each seed all arms begin with the same encoder. {seen}. All are judged alike."
+
+
 def _facts(plan: Study, jobs: Sequence[Job], config: PretrainConfig, data: str) -> tuple[tuple[str, str], ...]:
     """What all runs share, and what was done to keep it so."""
     configs = {arm.name: arm_config for arm, arm_config in zip(plan.arms, plan.configs, strict=True)}
@@ -343,10 +358,5 @@ def _facts(plan: Study, jobs: Sequence[Job], config: PretrainConfig, data: str) 
         ("judged on", data),
         *((name.replace("_", " "), str(value)) for name, value in shared.items() if value is not None),
         ("optimizer steps", ", ".join(dict.fromkeys(f"{job.total_steps:,}" for job in jobs))),
-        (
-            "locked",
-            "For each seed all arms begin with the same encoder and see the same images in the same order and crops; "
-            "their masks are drawn from the same numbers, so that one that hides more hides what the other hides too. "
-            "All are judged alike.",
-        ),
+        ("locked", _locked(differing(configs))),
     )
