@@ -68,6 +68,13 @@ def test_a_resumed_run_refuses_other_options(finished: Path):
     assert mae.pretrain("builtin:digits", out=finished, resume=True, quiet=True, **changed).finished
 
 
+def test_a_resumed_run_with_uniformity_refuses_other_parts(pretrain: Run):
+    folder = pretrain(uniformity=0.01, accumulate=2).folder
+    with pytest.raises(UsageError, match="--accumulate was 2, is now 4: --uniformity compares the images of a part"):
+        mae.pretrain(out=folder, resume=True, quiet=True, accumulate=4)
+    assert mae.pretrain(out=folder, resume=True, quiet=True, accumulate=2).finished
+
+
 def test_a_resumed_run_refuses_other_images(pretrain: Run, tmp_path: Path, photos: Path):
     pretrain(source=photos, img_size=32, patch_size=4, batch_size=8)
     (photos / "00.png").unlink()

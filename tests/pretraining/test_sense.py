@@ -61,9 +61,12 @@ def test_nonsense_is_refused_with_what_to_do(run: PretrainConfig, num_images: in
 
 @pytest.mark.parametrize("num_images", [*range(2, 10), 49, 99, 100, 500, 100_000])
 @pytest.mark.parametrize("held_out", [0.0, 0.02, 0.5])
-def test_the_batch_that_is_advised_is_not_refused(num_images: int, held_out: float):
-    run = config(batch_size=64, epochs=10_000.0, held_out=held_out)
-    check_sense(run.override({"batch_size": advised_batch(run, num_images)}), num_images)
+@pytest.mark.parametrize("views", [1, 5])
+def test_the_batch_that_is_advised_is_not_refused(num_images: int, held_out: float, views: int):
+    run = config(batch_size=64 * views, epochs=10_000.0, held_out=held_out, views=views)
+    advised = advised_batch(run, num_images)
+    assert advised % views == 0
+    check_sense(run.override({"batch_size": advised}), num_images)
 
 
 @pytest.mark.parametrize(

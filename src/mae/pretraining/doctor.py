@@ -23,7 +23,7 @@ from mae.pretraining.measure import LONG_WAIT, available_memory, cost_of, measur
 from mae.pretraining.model_checks import Subject, check_model
 from mae.pretraining.parts import fresh_model, make_loader, num_workers, peak_rate, some_images
 from mae.pretraining.sense import SHALLOW_DECODER
-from mae.pretraining.settle import Prepared, prepare, warmup_steps
+from mae.pretraining.settle import Prepared, in_smaller_parts, prepare, warmup_steps
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import duration
@@ -224,7 +224,7 @@ def _machine(prepared: Prepared, model: MaskedAutoencoder) -> list[Finding]:
     cost = cost_of(costs, prepared.part_size)
     there = available_memory(prepared.device)
     value = f"{cost.peak_bytes / 1e9:.2f} GB for {prepared.part_size} images at once, {there / 1e9:.2f} GB there"
-    advice = f"compute the batch in parts: --accumulate {2 * prepared.config.accumulate} or more"
+    advice = in_smaller_parts(prepared.config)
     enough = cost.peak_bytes < _MEMORY_SHARE * there
     memory = _noted("memory", value, "" if enough else advice, level="ok" if enough else "warn")
     model_rate = prepared.part_size / cost.seconds

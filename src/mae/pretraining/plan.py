@@ -26,7 +26,7 @@ from mae.pretraining.measure import (
 )
 from mae.pretraining.parts import num_workers
 from mae.pretraining.sense import advise, check_sense, num_parameters
-from mae.pretraining.settle import Prepared, num_held_out, prepare, settle, total_steps
+from mae.pretraining.settle import Prepared, num_held_out, prepare, settle, told_of_parts, total_steps
 from mae.recipes import recipe_config
 from mae.report.console import duration
 from mae.training.device import choose_device, explained_memory_failure
@@ -227,9 +227,8 @@ def fitting_epochs(hours: float, epoch_seconds: float) -> int:
 def _on_parts(asked: PretrainConfig, accumulate: int) -> list[str]:
     if accumulate == asked.accumulate:
         return []
-    return [
-        f"--accumulate {accumulate}, for {asked.accumulate} part(s) of the batch are unequal or do not fit in memory"
-    ]
+    why = f"for {asked.accumulate} part(s) of the batch are unequal or do not fit in memory"
+    return [f"--accumulate {accumulate}, {why}{told_of_parts(asked)}"]
 
 
 def _on_pace(pace: Pace, workers: int) -> list[str]:

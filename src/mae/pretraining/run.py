@@ -22,7 +22,7 @@ from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor, steps_between_looks
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
-from mae.pretraining.settle import Prepared, prepare, stored_config
+from mae.pretraining.settle import Prepared, in_smaller_parts, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
@@ -110,11 +110,13 @@ def run_pretraining(
         UsageError: the request cannot be carried out as asked.
         MAEError: it failed on the way.
     """
-    in_parts = f"compute the same batch in parts with --accumulate {2 * config.accumulate}"
     advice = "Go on from the last checkpoint with --resume"
     if dist.is_initialized():
         raise UsageError("this program has joined its processes already; leave that to mae, which does it by itself")
-    with joined_world(config.device, advice=advice) as (world, device), explained_memory_failure(in_parts):
+    with (
+        joined_world(config.device, advice=advice) as (world, device),
+        explained_memory_failure(in_smaller_parts(config)),
+    ):
         if not world.is_main:
             console = Console(quiet=True)
         config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())

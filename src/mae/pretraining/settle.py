@@ -246,10 +246,20 @@ def ratio_schedule(config: PretrainConfig) -> RatioSchedule:
     )
 
 
+def in_smaller_parts(config: PretrainConfig) -> str:
+    """What to do where a step takes too much memory."""
+    return f"compute the batch in parts with --accumulate {2 * config.accumulate} or more{told_of_parts(config)}"
+
+
+def told_of_parts(config: PretrainConfig) -> str:
+    """What else changes with the number of parts of a batch; empty: nothing."""
+    return "; --uniformity then compares the images of a part alone" if config.uniformity else ""
+
+
 def advised_batch(config: PretrainConfig, num_images: int) -> int:
-    """Images per step that make enough steps an epoch; of very few images one that leaves two steps, if any does."""
+    """A batch that makes enough steps an epoch; of very few images one that leaves two steps, if any does."""
     trained = num_images - num_held_out(config, num_images)
-    return min(max(2, num_images // FEW_STEPS_AN_EPOCH), max(1, trained // 2))
+    return config.views * min(max(2, num_images // FEW_STEPS_AN_EPOCH), max(1, trained // 2))
 
 
 def _part_size(config: PretrainConfig, world: World) -> int:
@@ -387,6 +397,11 @@ def stored_config(
             "or start a new run in another folder"
         )
     machine = {name: asked[name] for name in given if name in MACHINE_FIELDS}
+    if stored.uniformity and machine.get("accumulate", stored.accumulate) != stored.accumulate:
+        raise UsageError(
+            f"--accumulate was {stored.accumulate}, is now {machine['accumulate']}: --uniformity compares the images "
+            "of a part, so this would be another objective. Leave the option out, or start a new run"
+        )
     return stored.override(machine), folder
 
 
