@@ -286,5 +286,7 @@ def test_rows_of_evaluations_come_once_each_through_a_cut(tmp_path: Path, stoppe
 def test_speed_leaves_out_what_is_done_before_the_first_step(tmp_path: Path):
     recorder = Recorder()
     task = PeriodicTask(every=100, run=lambda step: time.sleep(0.5))
-    make_trainer(tmp_path).run(observers=[recorder], tasks=[task])
+    trainer = make_trainer(tmp_path)
+    time.sleep(0.5)
+    trainer.run(observers=[recorder], tasks=[task])
     assert recorder.rows[0]["images_per_second"] > 8 / 0.4

@@ -208,6 +208,7 @@ class Trainer:
     ) -> None:
         began = time.monotonic() - self.seconds
         batches = self._rehearsed(batches)
+        self._meter.begin()  # what was made ready since the meter was there is no training
         if self.step == 0:
             self._run_tasks(tasks, observers)
         while self.step < self.settings.total_steps and not self.stopped_by:

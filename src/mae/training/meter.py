@@ -11,9 +11,10 @@ class Meter:
     """Sums loss, terms and gradient norm without asking the device for them, and times the wait for data."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.begin()
 
-    def _reset(self) -> None:
+    def begin(self) -> None:
+        """Forget what was counted; time runs from now."""
         self._sums: dict[str, Tensor] = {}
         self._counted: Tensor | int = 0
         self._steps = 0
@@ -48,5 +49,5 @@ class Meter:
             "images_per_second": self._steps * samples_per_step / seconds,
             "data_wait": self._waited / seconds,
         }
-        self._reset()
+        self.begin()
         return means, names, speed
