@@ -1,11 +1,17 @@
 """What needs a CUDA device: the same run there, in each precision, resumed and compiled."""
 
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
 import mae
+from mae.pretraining.parts import fresh_model, make_trainer
+from mae.pretraining.settle import prepare
+from mae.recipes import recipe_config
+from mae.training.distributed import World
 from mae.training.log import loss_rows, read_rows
 
 pytestmark = [
@@ -48,3 +54,21 @@ def test_compiled(tmp_path: Path):
     mae.pretrain("builtin:digits", out=tmp_path / "eager", device="cuda", **OPTIONS)
     mae.pretrain("builtin:digits", out=tmp_path / "compiled", device="cuda", compile=True, **OPTIONS)
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=3e-2)
+
+
+def test_no_step_waits_for_the_device(tmp_path: Path):
+    options = {**OPTIONS, "source": "builtin:digits", "device": "cuda", "workers": 0, "out": str(tmp_path / "run")}
+    del options["quiet"]
+    prepared = prepare(recipe_config("fast").override(options), None, torch.device("cuda"), World(), resume=False)
+    trainer = make_trainer(prepared, fresh_model(prepared))
+    with closing(trainer.batches(0)) as batches:
+        there = iter(list(islice(batches, 4)))
+    for _ in range(2):  # the first makes the averages, and libraries' own memory
+        trainer._train_step(there)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer._train_step(there)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert trainer.step == 3

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mae.config import PretrainConfig
@@ -20,6 +21,20 @@ from mae.training.distributed import World
 
 # What makes the host wait: a value, or a size that depends on values.
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "equal", "bincount")
+
+
+# What does so on a GPU, though on a CPU nothing of it is seen below.
+READING = ("tolist", "cpu", "numpy", "item", "unique", "repeat_interleave", "allclose", "tensor")
+
+
+class NoReading(TorchFunctionMode):
+    """Refuses calls that bring values to the host, or carry them from it at once."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READING:
+            raise AssertionError(f"{name} makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
 
 
 class NoWaiting(TorchDispatchMode):
@@ -49,6 +64,7 @@ OPTIONS: dict[str, Any] = {
         {"optimizer": "muon"},
         {"recipe": "improved", "accumulate": 2},
         {"recipe": "fast"},
+        {"uniformity": 0.1, "uniformity_form": "squared_cosine", "laplacian": 0.1, "laplacian_raw": True},
         {"focal_frequency": 0.1, "low_pass": 0.5, "loss": "smooth_l1", "norm_pix_loss": False},
         {"clip_grad": None},
     ],
@@ -59,7 +75,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path, changes: dict[str, Any]):
     config = recipe_config(recipe).override({**OPTIONS, **changes, "out": str(tmp_path / "run")})
     trainer, batches = a_trainer(config)
     trainer._train_step(batches)  # the first one makes the averages
-    with NoWaiting():
+    with NoWaiting(), NoReading():
         trainer._train_step(batches)
     assert trainer.step == 2
 
@@ -71,7 +87,8 @@ def a_trainer(config: PretrainConfig) -> tuple[Any, Iterator[Any]]:
     return trainer, there
 
 
-@pytest.mark.parametrize("asks", [lambda t: float(t), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0]])
+@pytest.mark.parametrize("asks", [lambda t: float(t), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0],
+                                  lambda t: t.tolist(), lambda t: t.cpu(), lambda t: torch.tensor([1.0])])  # fmt: skip
 def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any):
     config = PretrainConfig(lr=1e-3).override({**OPTIONS, "out": str(tmp_path / "run")})
     trainer, batches = a_trainer(config)
@@ -83,13 +100,13 @@ def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return output
 
     monkeypatch.setattr(MaskedAutoencoder, "forward", waits)
-    with NoWaiting(), pytest.raises(AssertionError, match="makes the host wait"):
+    with NoWaiting(), NoReading(), pytest.raises(AssertionError, match="makes the host wait"):
         trainer._train_step(batches)
 
 
 def test_masks_and_normalised_images_wait_for_nothing_either():
     keys = torch.arange(4)
-    with NoWaiting():
+    with NoWaiting(), NoReading():
         plan = RandomMasking(predicted=0.5).plan((4, 4), keys, 0.6)
         images = normalise(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(3), torch.ones(3))
     assert plan.visible.shape == (4, 6) and images.dtype == torch.float32
