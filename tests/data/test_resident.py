@@ -99,6 +99,8 @@ def test_what_cannot_lie_in_one_tensor_is_refused(tmp_path):
     augmented = loader(image_set(), augmentation=Augmentation(rand_augment=True))
     with pytest.raises(UsageError, match="are to be changed by RandAugment"):
         ResidentLoader(loader=augmented, device=CPU)
+    with pytest.raises(UsageError, match="--resident needs 64-bit numbers, which MPS has not"):
+        ResidentLoader(loader=loader(image_set()), device=torch.device("mps"))
 
 
 def test_an_image_of_another_size_than_those_looked_at_is_named():

@@ -34,8 +34,11 @@ class ResidentLoader:
         """Refuses images that cannot lie in one tensor, or cannot be cropped by it.
 
         Raises:
-            UsageError: images that are not in memory, of several sizes or with missing values, or RandAugment.
+            UsageError: a device of another kind than CUDA and CPUs; images that are not in memory, of several sizes or
+                with missing values; or RandAugment.
         """
+        if self.device.type == "mps":
+            raise UsageError("--resident needs 64-bit numbers, which MPS has not: leave the option out")
         if obstacle := self._obstacle():
             raise UsageError(
                 f"--resident needs images of one size that fit in memory, without missing values; those of "
