@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mae.errors import UsageError
 
 _MOST_SCORES = 1 << 20
-"""Of a head, that are held in memory at once."""
+"""Of one head in one image; those of all images and heads are held in memory at once."""
 
 
 class Attention(nn.Module):
