@@ -1,4 +1,4 @@
-"""The levers that were ahead after a quarter of an hour, together, on any images."""
+"""The levers that were ahead after twenty minutes, together, on any images."""
 
 from dataclasses import replace
 
@@ -7,16 +7,13 @@ from mae.recipes.default import default
 
 
 def fast() -> PretrainConfig:
-    """The default run with Muon, a cross decoder of one block that predicts a third, larger crops and uniformity.
+    """The default run with Muon at twice the rate, larger crops and uniformity.
 
     Chosen on CIFAR-10 with the lesson model and batches of 64; other images, models and batches were not tried. For
     the paper's method use `default` or `imagenet_base`.
 
-    Command: `mae pretrain SOURCE --recipe fast`. Cost: about that of the default run an image; in batches of 128 or
-    more less. Result: on CIFAR-10, after as long as the plain run, nine points more by k-NN and one by the probe, one
-    seed: docs/levers.md.
+    Command: `mae pretrain SOURCE --recipe fast`. Cost: 1.3 times the default run's time an image with that model, which
+    is small; Muon's part of a step falls with the batch. Result: on CIFAR-10 k-NN of 54.6 % and a linear probe of
+    62.2 % after 12 epochs, one seed, where the plain run has 47.4 % and 61.4 % after 53: docs/levers.md.
     """
-    return replace(
-        default(), recipe="fast", optimizer="muon", decoder="cross", decoder_depth=1, predict_share=1 / 3,
-        crop_scale=(0.5, 1.0), uniformity=0.01,
-    )  # fmt: skip
+    return replace(default(), recipe="fast", lr=2e-3, optimizer="muon", crop_scale=(0.5, 1.0), uniformity=0.01)
