@@ -3,11 +3,10 @@
     python benchmarks/growth.py --out growth.json            # some minutes; leave the machine alone meanwhile
     python benchmarks/growth.py --device cuda --out growth.json
 
-Steps are of synthetic images: forward, backward and AdamW, the median of some. Memory is what
-two steps took; on a CPU by the process's growth over the weights, so that the smallest say little. The order of the images is timed by
-processor time, until the first batch is known. Exponents are slopes of a straight line
-through the logarithms: 1 grows in step, 2 as the square. They are told over all points, and over the last three, where
-what every step costs anyhow weighs less.
+Steps are of synthetic images: forward, backward and AdamW, the median of some. Memory is what two steps took; on a CPU
+by the process's growth over the weights, so that the smallest say little. The order of the images is timed by processor
+time, until the first batch is known. Exponents are slopes of a straight line through the logarithms: 1 grows in step, 2
+as the square. They are told over all points, and over the last three, where what every step costs anyhow weighs less.
 """
 
 import argparse
