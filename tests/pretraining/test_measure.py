@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mae.data.images import ImageSet
+from mae.data.loaders import TrainingLoader
 from mae.layers.transformer import Blocks
 from mae.masking.random import RandomMasking
 from mae.models.zoo import build_model
@@ -267,7 +268,7 @@ def test_the_start_of_loading_is_not_counted(clock: Clock, monkeypatch: pytest.M
             clock.now += lasts[number] if number < len(lasts) else 1
             yield type("Raw", (), {"images": torch.zeros(32, 1)})()
 
-    monkeypatch.setattr(measure.TrainingLoader, "iterate", iterate)
+    monkeypatch.setattr(TrainingLoader, "iterate", iterate)
     assert measure_loading(prepared(), seconds=4.0) == pytest.approx(32)
 
 
