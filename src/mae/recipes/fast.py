@@ -12,8 +12,8 @@ def fast() -> PretrainConfig:
     Chosen on CIFAR-10 with the lesson model and batches of 64; other images, models and batches were not tried. For
     the paper's method use `default` or `imagenet_base`.
 
-    Command: `mae pretrain SOURCE --recipe fast`. Cost: one and a half times the plain run's time an image with that model,
-    which is small; Muon's part of a step falls with the batch. Result: on CIFAR-10 k-NN of 54.6 % and a linear probe of
-    62.2 % after 12 epochs, where the plain run has 47.4 % and 61.4 % after 53, one seed: docs/levers.md.
+    Command: `mae pretrain SOURCE --recipe fast`. Cost: with that model, which is small, one and a half times the plain
+    run's time an image; Muon's part of a step falls with the batch. Result: on CIFAR-10 k-NN of 54.6 % and a linear
+    probe of 62.2 % after 12 epochs, where the plain run has 47.4 % and 61.4 % after 53, one seed: docs/levers.md.
     """
     return replace(default(), recipe="fast", lr=2e-3, optimizer="muon", crop_scale=(0.5, 1.0), uniformity=0.01)
