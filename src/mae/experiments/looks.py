@@ -71,8 +71,9 @@ def look_through(
     last = max(found, default=0)
     steps = [*range(every, last, every), last]
     looks = list(map(dict, done))
-    costs = costs_until(folder, steps)
-    for step in steps[len(looks) :]:
+    left = steps[len(looks) :]
+    costs = costs_until(folder, left) if left else {}
+    for step in left:
         if step not in found:
             raise MAEError(f"{folder.checkpoints} lacks step {step}, which was kept; delete the run to do it again")
         look = Look(step=step, numbers=judge(str(found[step])), **costs[step])

@@ -147,7 +147,7 @@ def refuse(diagnosis: Diagnosis) -> None:
 
 def _subject(prepared: Prepared, model: MaskedAutoencoder) -> Subject:
     config = prepared.config
-    raw = next(some_images(prepared, _IMAGES, batch_size=min(_IMAGES, len(prepared.near(_IMAGES)))).iterate(0))
+    raw = next(some_images(prepared, _IMAGES, batch_size=_IMAGES).iterate(0))
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())
     return Subject(
         model=model,

@@ -153,8 +153,7 @@ class _Step:
 
 def _crops(prepared: Prepared) -> tuple[Tensor, Tensor]:
     """The first crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
-    batch_size = min(_CROPS, len(prepared.near(_CROPS)))
-    with closing(some_images(prepared, _CROPS, batch_size=batch_size).iterate(0)) as batches:
+    with closing(some_images(prepared, _CROPS, batch_size=_CROPS).iterate(0)) as batches:
         raw = next(batches)
     return raw.images, raw.keys
 

@@ -105,24 +105,25 @@ def make_loader(prepared: Prepared) -> Loader:
 
 
 def some_images(prepared: Prepared, count: int, *, batch_size: int, workers: int = 0, views: int = 1) -> TrainingLoader:
-    """Up to so many of the run's images, those quickest to read, cropped as in training, over and over.
+    """Those of the run's images that are quickest to read, cropped as in training, over and over.
 
     Args:
         prepared: the run.
-        count: images.
-        batch_size: crops a batch.
+        count: images to choose among, or more.
+        batch_size: crops a batch at most; fewer where there are too few images.
         workers: processes that load.
         views: crops of an image, `batch_size` being a multiple.
     """
+    numbers = prepared.near(count)
     return TrainingLoader(
         images=prepared.images,
-        batch_size=batch_size,
+        batch_size=min(batch_size, views * len(numbers)),
         accumulate=1,
         img_size=prepared.model_config.img_size,
         seed=prepared.config.seed,
         workers=workers,
         augmentation=prepared.augmentation,
-        numbers=prepared.near(count),
+        numbers=numbers,
         pin_memory=prepared.device.type == "cuda",
         views=views,
     )
@@ -194,8 +195,7 @@ def _on_device(prepared: Prepared, loader: Loader, step: int) -> Iterator[tuple[
 
 def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     """What trivial predictors reach on the run's own first images, cropped as in training, masked as at its end."""
-    size = min(_YARDSTICK_BATCH, len(prepared.near(_YARDSTICK_IMAGES)))
-    loader = some_images(prepared, _YARDSTICK_IMAGES, batch_size=size)
+    loader = some_images(prepared, _YARDSTICK_IMAGES, batch_size=_YARDSTICK_BATCH)
     batches = islice(_on_device(prepared, loader, 0), _YARDSTICK_IMAGES // _YARDSTICK_BATCH)
     pairs = ((images, model.masking.plan(prepared.model_config.grid, keys)) for images, keys in batches)
     return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size, loss=model.loss)
