@@ -24,6 +24,7 @@ PEER_CASES: dict[str, dict[str, Any]] = {
     "half": {"mask_ratio": 0.5},
     "one channel": {"in_chans": 1},
     "patch 8": {"img_size": (24, 40), "patch_size": 8},
+    "eps of the norms": {"norm_eps": 1e-2},
 }
 SLOW_CASES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from torch import nn
 
 from mae.errors import UsageError
 from mae.models import zoo
@@ -155,3 +156,10 @@ def test_equal_seeds_give_equal_weights() -> None:
         models.append(create_model("mae_vit_lesson_patch4"))
     for mine, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("decoder", ["self", "cross"])
+def test_every_norm_has_the_eps_that_was_asked_for(decoder: str) -> None:
+    model = create_model("mae_vit_lesson_patch4", decoder=decoder, norm_eps=1e-3)
+    norms = [layer.eps for layer in model.modules() if isinstance(layer, nn.LayerNorm)]
+    assert set(norms) == {1e-3} and len(norms) > 10

@@ -77,7 +77,7 @@ def make_peer(model: MaskedAutoencoder) -> Peer:
             decoder_num_hidden_layers=config.decoder_depth,
             decoder_num_attention_heads=config.decoder_num_heads,
             decoder_intermediate_size=int(config.decoder_embed_dim * config.mlp_ratio),
-            layer_norm_eps=1e-6,
+            layer_norm_eps=config.norm_eps,
             mask_ratio=config.mask_ratio,
             norm_pix_loss=config.norm_pix_loss,
             hidden_dropout_prob=0.0,

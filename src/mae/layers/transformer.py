@@ -116,3 +116,10 @@ def init_linears(module: nn.Module) -> None:
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+
+def set_norm_eps(module: nn.Module, eps: float) -> None:
+    """Let every layer norm of a module add `eps` to the variance; without this call it is 1e-6."""
+    for layer in module.modules():
+        if isinstance(layer, nn.LayerNorm):
+            layer.eps = eps

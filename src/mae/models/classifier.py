@@ -11,14 +11,14 @@ from torch.nn.functional import cross_entropy
 from mae.errors import UsageError
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
-from mae.layers.transformer import LAYER_NORM_EPS
+from mae.layers.transformer import LAYER_NORM_EPS, set_norm_eps
 from mae.models.config import ModelConfig
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.zoo import build_encoder
 
 _HEAD_STD = 2e-5
-_SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "cls_token")
+_SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "norm_eps", "cls_token")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,6 +131,7 @@ def build_classifier(
     """
     encoder = build_encoder(config, drop_path=drop_path, pos_embed="learned")
     classifier = ImageClassifier(encoder=encoder, num_classes=num_classes, label_smoothing=label_smoothing)
+    set_norm_eps(classifier, config.norm_eps)
     weights = encoder.state_dict()
     if pretrained is None:
         weights["pos_embed.table"] = sincos_2d(encoder.grid, encoder.embed_dim)

@@ -30,6 +30,7 @@ class ModelOptions(TypedDict, total=False):
     depth: int
     num_heads: int
     mlp_ratio: float
+    norm_eps: float
     decoder: str
     decoder_embed_dim: int
     decoder_depth: int
@@ -72,6 +73,7 @@ class ModelConfig:
         depth: blocks of the encoder.
         num_heads: attention heads of the encoder.
         mlp_ratio: hidden width of the MLPs over the token width, encoder and decoder.
+        norm_eps: added to the variance in every layer norm.
         decoder: `self` (every token looks at every other, as in the paper) or `cross` (hidden ones look at visible ones
             alone, see `CrossDecoder`).
         decoder_embed_dim: width of the decoder's tokens.
@@ -107,6 +109,7 @@ class ModelConfig:
     depth: int = 12
     num_heads: int = 12
     mlp_ratio: float = 4.0
+    norm_eps: float = 1e-6
     decoder: str = "self"
     decoder_embed_dim: int = 512
     decoder_depth: int = 8
@@ -134,7 +137,7 @@ class ModelConfig:
         limits = {
             "embed_dim": _MAX_WIDTH, "decoder_embed_dim": _MAX_WIDTH, "num_heads": _MAX_WIDTH,
             "decoder_num_heads": _MAX_WIDTH, "depth": _MAX_DEPTH, "decoder_depth": _MAX_DEPTH,
-            "in_chans": _MAX_CHANNELS, "mlp_ratio": 64,
+            "in_chans": _MAX_CHANNELS, "mlp_ratio": 64, "norm_eps": 1,
         }  # fmt: skip
         for name, limit in limits.items():
             _check_range(name, getattr(self, name), limit)

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from mae.errors import UsageError
+from mae.layers.transformer import set_norm_eps
 from mae.losses.focal_frequency import FocalFrequencyError
 from mae.losses.laplacian import LaplacianError
 from mae.losses.reconstruction import KnownValues, MeanAbsoluteError, MeanSquaredError, SmoothL1
@@ -49,6 +50,7 @@ def build_encoder(config: ModelConfig, *, drop_path: float = 0.0, pos_embed: str
         drop_path=drop_path,
     )
     encoder.patch_embed.may_miss = config.no_data is not None
+    set_norm_eps(encoder, config.norm_eps)
     return encoder
 
 
@@ -63,9 +65,11 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
     visible = masking.num_visible(encoder.grid)  # a ratio that leaves nothing is refused before any training
     if config.decoder == "cross" and visible + encoder.num_prefix < 2:
         raise UsageError("decoder cross chooses among visible tokens, and these images have one; use smaller patches")
+    decoder = _decoder(config, encoder)
+    set_norm_eps(decoder, config.norm_eps)
     return MaskedAutoencoder(
         encoder=encoder,
-        decoder=_decoder(config, encoder),
+        decoder=decoder,
         masking=masking,
         target=_target(config),
         loss=_LOSSES[config.loss]() if config.no_data is None else KnownValues(loss=_LOSSES[config.loss]()),
