@@ -18,8 +18,9 @@ from torch.nn.functional import layer_norm
 from mae.errors import MAEError, UsageError
 from mae.models import storage
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.probe import TOLERANCE, probe_of
-from mae.models.storage import load_model, load_with_report, model_metadata
+from mae.models.storage import load_model, load_with_report, model_metadata, save_model
 from mae.models.zoo import build_model
 from mae.version import __version__
 
@@ -56,11 +57,16 @@ def test_a_model_comes_back_with_all_that_was_said_of_it(whole: Path) -> None:
     assert torch.equal(load_model(whole).encode(images).mean, model.encode(images).mean)
     versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
     assert report.channels == ("R", "G", "N")
-    assert report.origin == {**ORIGIN, "versions": versions, "licence": "CC-BY-4.0"}
+    assert report.origin == {**ORIGIN, "imported_from": None, "versions": versions, "licence": "CC-BY-4.0"}
     assert report.probe is not None and report.probe < 1e-12
     with safe_open(whole, framework="pt") as file:
         record = json.loads(file.metadata()["mae"])
-    assert record["format"] == 2 and record["grid"] == [4, 6] and record["target"] == "low_pass 0.5 norm_pix"
+    assert (
+        record["format"] == 3
+        and record["kind"] == "masked_autoencoder"
+        and record["grid"] == [4, 6]
+        and record["target"] == "low_pass 0.5 norm_pix"
+    )
     assert record["config"]["mask_ratio"] == 0.75 and len(record["probe"]["features"]) == 16
 
 
@@ -293,7 +299,7 @@ RECORDS: dict[str, tuple[dict[str, Any], str]] = {
     "probe": ({"probe": {"image_sha256": "", "features": [1.0] * 16, "prediction": [1.0] * 15}}, "16 finite numbers"),
     "kind of probe": ({"probe": {"image_sha256": 1, "features": [], "prediction": []}}, "valid string"),
     "part of a probe": ({"probe": {"image_sha256": ""}}, "says nothing valid"),
-    "format": ({"format": 3}, "of format 3; this version of mae reads format 2 and older"),
+    "format": ({"format": 4}, "of format 4; this version of mae reads format 3 and older"),
     "deep": ({"origin": {"recipe": json.loads("[" * 50 + "]" * 50)}}, "nested more than 8 deep"),
     "long": ({"origin": {"recipe": "x" * (1 << 20)}}, "says nothing valid"),
 }
@@ -309,7 +315,7 @@ def test_a_record_that_is_none_is_refused(name: str, whole: Path) -> None:
 
 def test_a_record_with_a_field_twice_is_refused(whole: Path) -> None:
     with safe_open(whole, framework="pt") as file:
-        text = file.metadata()["mae"].replace('"format": 2', '"format": 2, "format": 2')
+        text = file.metadata()["mae"].replace('"format": 3', '"format": 3, "format": 3')
     save_file(load_file(whole), whole, {"mae": text})
     with pytest.raises(MAEError, match="says 'format' twice"):
         load_model(whole)
@@ -401,3 +407,62 @@ def test_the_deepest_model_fits_into_the_header_that_is_read() -> None:
     entry = {"dtype": "F32", "shape": [16384, 16384], "data_offsets": [10**12, 10**12]}
     # Each quote of the record, which is text within text, takes two characters.
     assert len(json.dumps(dict.fromkeys(state, entry))) + 2 * storage._MAX_RECORD < storage._MAX_HEADER
+
+
+def encoder_of(model: MaskedAutoencoder) -> PretrainedEncoder:
+    return PretrainedEncoder(encoder=model.encoder, config=model.config).eval()
+
+
+def test_an_encoder_alone_comes_back_as_one(tmp_path: Path) -> None:
+    model = encoder_of(tiny_model())
+    path = tmp_path / "encoder.safetensors"
+    save_model(model, path, model_metadata(model, probe=probe_of(model)))
+    loaded, report = load_with_report(path)
+    assert type(loaded) is PretrainedEncoder and not list(tmp_path.glob(".*"))
+    images = images_for(tiny_model())
+    assert torch.equal(loaded.encode(images).patches, model.encode(images).patches)
+    assert (
+        report.decoder.tensors_expected == 0 and "no decoder" in report.line() and "probe reproduced" in report.line()
+    )
+    with safe_open(path, framework="pt") as file:
+        record = json.loads(file.metadata()["mae"])
+    assert record["kind"] == "encoder" and record["target"] is None and record["probe"]["prediction"] is None
+    with pytest.raises(UsageError, match="holds an encoder only"):
+        load_model(path)
+
+
+def test_a_changed_encoder_alone_does_not_reproduce_its_probe(tmp_path: Path) -> None:
+    model = encoder_of(tiny_model())
+    path = tmp_path / "encoder.safetensors"
+    save_model(model, path, model_metadata(model, probe=probe_of(model)))
+    rewrite(path, lambda tensors, record: tensors["encoder.blocks.1.attn.qkv.bias"][:9].zero_())
+    with pytest.raises(MAEError, match="does not reproduce"):
+        load_with_report(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors, record: record.update(kind="encoder"), "extra"),
+        (lambda tensors, record: record.update(kind="classifier"), "its kind is 'classifier'"),
+        (lambda tensors, record: record["probe"].update(prediction=None), "does not reproduce"),
+    ],
+    ids=["called an encoder", "unknown kind", "probe without a prediction"],
+)
+def test_a_file_that_lies_about_its_kind_is_refused(change: Callable[..., object], says: str, whole: Path) -> None:
+    rewrite(whole, change)
+    with pytest.raises(MAEError, match=says):
+        load_with_report(whole)
+
+
+def test_a_file_from_before_kinds_is_a_masked_autoencoder(whole: Path) -> None:
+    rewrite(whole, lambda tensors, record: (record.update(format=2), record.pop("kind")))
+    assert isinstance(load_with_report(whole)[0], MaskedAutoencoder)
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    model = encoder_of(tiny_model())
+    with pytest.raises(MAEError, match="cannot be written"):
+        save_model(model, tmp_path / "file" / "m.safetensors", model_metadata(model))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

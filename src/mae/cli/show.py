@@ -1,6 +1,6 @@
 """`mae show MODEL`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -31,6 +31,7 @@ def show(
     from rich.console import Console
 
     from mae.errors import UsageError
+    from mae.models.masked_autoencoder import MaskedAutoencoder
     from mae.models.summary import summarise
     from mae.models.zoo import model_config
     from mae.pretraining.run import load
@@ -38,25 +39,35 @@ def show(
 
     given = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans}
     options = {name: value for name, value in given.items() if value is not None}
+    has_decoder = True
     if not Path(model).exists():
         config = model_config(model, **options)  # type: ignore[arg-type]
     elif options:
         raise UsageError(f"{model} is a trained model; its {', '.join(options)} cannot be chosen")
     else:
-        stored = load(model).config
-        assert stored is not None  # a loaded model has the configuration it was loaded by
-        config = stored
+        loaded = load(model)
+        assert loaded.config is not None  # a loaded model has the configuration it was loaded by
+        config, has_decoder = loaded.config, isinstance(loaded, MaskedAutoencoder)
     summary = summarise(config)
+    rows = [
+        (name, str(value)) for name, value in config.to_json().items() if has_decoder or not name.startswith("decoder")
+    ]
     show_table(
         Console(),
         model,
         [
-            *((name, str(value)) for name, value in config.to_json().items()),
+            *rows,
             ("grid", "x".join(map(str, config.grid))),
             ("encoder", f"{summary.encoder_params:,} parameters, {summary.encoder_flops / 1e9:.3g} GFLOP an image"),
-            ("decoder", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
-            ("training step", f"{summary.step_flops / 1e9:.3g} GFLOP an image, forward and backward"),
+            *(_of_training(summary) if has_decoder else [("decoder", "none")]),
             ("encode", f"{summary.encode_flops / 1e9:.3g} GFLOP an image, nothing hidden"),
         ],
     )
     return 0
+
+
+def _of_training(summary: Any) -> list[tuple[str, str]]:
+    return [
+        ("decoder", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
+        ("training step", f"{summary.step_flops / 1e9:.3g} GFLOP an image, forward and backward"),
+    ]

@@ -20,8 +20,9 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from mae.errors import UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import load_with_report
-from mae.models.zoo import build_model
+from mae.models.zoo import build_pretrained_encoder
 from mae.report.canvas import visible
 from mae.training.run_folder import find_weights
 
@@ -81,7 +82,7 @@ class Extractor:
         preprocessing: how its images are made.
         identity: text that changes with the weights, so that stored features are never those of another model;
             None where it is not known, and then nothing is stored.
-        model: the masked autoencoder itself, for what needs more than features.
+        model: the model itself, for what needs more than features; None where it is none of this package.
         loaded: what was loaded of its file, in one line; None where it comes from no file of this package.
     """
 
@@ -89,8 +90,13 @@ class Extractor:
     encode: Encode
     preprocessing: Preprocessing
     identity: str | None = None
-    model: MaskedAutoencoder | None = None
+    model: PretrainedEncoder | None = None
     loaded: str | None = None
+
+    @property
+    def autoencoder(self) -> MaskedAutoencoder | None:
+        """The model itself where it has a decoder."""
+        return self.model if isinstance(self.model, MaskedAutoencoder) else None
 
     @torch.no_grad()
     def named(self, images: Tensor) -> Mapping[str, Tensor]:
@@ -117,7 +123,7 @@ def open_extractor(spec: Any, *, device: torch.device) -> Extractor:
 
     Args:
         spec: a run folder, a checkpoint or a `.safetensors` file; `timm:NAME`; `hf:NAME_OR_PATH`; a
-            `MaskedAutoencoder`; an `Extractor`.
+            `MaskedAutoencoder` or `PretrainedEncoder`; an `Extractor`.
         device: where it computes.
 
     Raises:
@@ -129,7 +135,7 @@ def open_extractor(spec: Any, *, device: torch.device) -> Extractor:
         if isinstance(spec.encode, nn.Module) and spec.encode.training:
             raise UsageError(f"{spec.name} is in training mode, so its features depend on chance; call .eval() on it")
         return spec
-    if isinstance(spec, MaskedAutoencoder):
+    if isinstance(spec, PretrainedEncoder):
         # A copy: the caller's model keeps its device and mode, and may be trained further meanwhile.
         return model_extractor(deepcopy(spec).to(device), name="model")
     if not isinstance(spec, (str, Path)):
@@ -152,8 +158,8 @@ def show_loaded(console: Console, loaded: str | None) -> None:
         console.print(visible(loaded), highlight=False, soft_wrap=True, markup=False)
 
 
-def model_extractor(model: MaskedAutoencoder, *, name: str) -> Extractor:
-    """`cls` (where there is one), `mean` and `patches` of a masked autoencoder's encoder, nothing hidden.
+def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
+    """`cls` (where there is one), `mean` and `patches` of a model of this package, nothing hidden.
 
     The model is put into evaluation mode.
 
@@ -189,8 +195,8 @@ def model_extractor(model: MaskedAutoencoder, *, name: str) -> Extractor:
     )
 
 
-def random_weights(model: MaskedAutoencoder) -> MaskedAutoencoder:
-    """The same architecture, never trained: fresh weights from a fixed seed, on the model's device, in its type.
+def random_weights(model: PretrainedEncoder) -> PretrainedEncoder:
+    """The same encoder, never trained: fresh weights from a fixed seed, on the model's device, in its type.
 
     PyTorch's global generators are left as they were.
 
@@ -202,7 +208,7 @@ def random_weights(model: MaskedAutoencoder) -> MaskedAutoencoder:
     # Built on the CPU whatever the default device: its generator alone is then drawn from, and put back.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(_RANDOM_SEED)
-        fresh = build_model(model.config)
+        fresh = build_pretrained_encoder(model.config)
     return fresh.to(next(model.parameters())).eval()
 
 

@@ -273,7 +273,7 @@ def rows_of(extractor: Extractor, images: Sequence[GivenImage], masks: Masks) ->
 
 
 def _rows(extractor: Extractor, image: GivenImage, number: int, masks: Masks) -> list[Row]:
-    model, wanted = extractor.model, extractor.preprocessing
+    model, wanted = extractor.autoencoder, extractor.preprocessing
     assert model is not None and model.config is not None
     grid, patch_size = model.config.grid, model.config.patch_size
     hole = None

@@ -14,7 +14,7 @@ from mae.errors import UsageError
 from mae.evaluation.extractors import Extractor, model_extractor, open_extractor
 from mae.evaluation.given import Images, Masks, Row, given_images, read_mask, rows_of, statistics_of
 from mae.evaluation.reconstruction import PictureQuality, reconstruction_quality
-from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import load_model
 from mae.report.animation import write_animation
 from mae.report.panels import draw_frame, draw_inpainting, draw_rows
@@ -234,13 +234,16 @@ def _filled_paths(out: Path, count: int) -> list[Path]:
 
 
 def _with_decoder(model: Any, device: str) -> Extractor:
-    if isinstance(model, (str, Path)) and str(model).partition(":")[0] in ("timm", "hf"):
-        raise UsageError(f"{model} has no decoder; reconstruction needs a model that 'mae pretrain' wrote")
-    if not isinstance(model, (str, Path, MaskedAutoencoder)):
+    if not isinstance(model, (str, Path, PretrainedEncoder)):
         raise UsageError(
             f"the model is {type(model).__name__}; expected a run folder, a .safetensors file or a MaskedAutoencoder"
         )
-    return open_extractor(model, device=choose_device(device))
+    is_foreign = str(model).partition(":")[0] in ("timm", "hf")
+    extractor = None if is_foreign else open_extractor(model, device=choose_device(device))
+    if extractor is None or extractor.autoencoder is None:
+        name = model if extractor is None else extractor.name
+        raise UsageError(f"{name} has no decoder; reconstruction needs a model that 'mae pretrain' wrote")
+    return extractor
 
 
 def _kept(run: str | Path) -> dict[int, Path]:
@@ -257,8 +260,8 @@ def _kept(run: str | Path) -> dict[int, Path]:
 
 
 def _predicted(extractor: Extractor, row: Row) -> Reconstruction:
-    assert extractor.model is not None
-    return predict_picture(extractor.model, row.images, row.plan)
+    assert extractor.autoencoder is not None
+    return predict_picture(extractor.autoencoder, row.images, row.plan)
 
 
 def _pictures(extractor: Extractor, rows: Sequence[Row], views: Sequence[Reconstruction]) -> Pictures:
@@ -291,13 +294,13 @@ def _pictures(extractor: Extractor, rows: Sequence[Row], views: Sequence[Reconst
 
 
 def _numbers(extractor: Extractor, row: Row, view: Reconstruction) -> tuple[PictureNumbers, PictureNumbers | None]:
-    assert extractor.model is not None
+    assert extractor.autoencoder is not None
     wanted = extractor.preprocessing
     # A constant image has no range; any will do, as it says nothing there.
     values = row.pixels[~row.pixels.isnan()]
     data_range = 1.0 if row.image.is_integer or not len(values) else float(values.max() - values.min()) or 1.0
     found = reconstruction_quality(
-        extractor.model, [(row.images, row.plan)], mean=wanted.mean, std=wanted.std, data_range=data_range
+        extractor.autoencoder, [(row.images, row.plan)], mean=wanted.mean, std=wanted.std, data_range=data_range
     )
 
     def r2(picture: Tensor) -> float | None:

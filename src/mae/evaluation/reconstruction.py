@@ -48,7 +48,7 @@ class Reconstruction:
 
     def run(self, gallery: Gallery) -> Outcome:
         """Judge; see `EvaluationProtocol`."""
-        model, wanted = gallery.extractor.model, gallery.extractor.preprocessing
+        model, wanted = gallery.extractor.autoencoder, gallery.extractor.preprocessing
         if model is None:
             raise UsageError(f"{gallery.extractor.name} has no decoder; reconstruction needs a model of this package")
         images = gallery.images()

@@ -234,7 +234,7 @@ class Evaluator:
         facts = {"model": self.extractor.name, "source": self._spec, **self.bench().facts()}
         sections = []
         for name in CHEAP:
-            if name == "reconstruction" and self.extractor.model is None:
+            if name == "reconstruction" and self.extractor.autoencoder is None:
                 continue  # there is no decoder to draw with
             outcome, record = self._judged(name, find_protocol(name)())
             pictures = [self.folder / "evaluation" / picture for picture in record.pictures.values()]

@@ -17,12 +17,12 @@ from mae.experiments.plan import COMMON_RATIO, Study, commands
 from mae.experiments.results import Arm, RunResult, StudyResult
 from mae.experiments.runner import Place
 from mae.masking.random import RandomMasking
+from mae.models.storage import load_model
 from mae.pretraining.parts import pictured
-from mae.pretraining.run import load
 from mae.recipes import recipe_config
 from mae.records import read_json
 from mae.report.comparison import draw_comparison
-from mae.training.run_folder import RunFolder
+from mae.training.run_folder import RunFolder, find_weights
 
 
 def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
@@ -106,7 +106,7 @@ def _with_yardsticks(
 def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[str, list[Path]]:
     """The same images under the same masks by a model of each arm, all of one seed."""
     first = result.runs[0].seed
-    models = {run.arm: load(run.folder) for run in result.runs if run.seed == first}
+    models = {run.arm: load_model(find_weights(run.folder)) for run in result.runs if run.seed == first}
     config = next(iter(models.values())).config
     assert config is not None and config.mean is not None and config.std is not None
     source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)

@@ -14,7 +14,7 @@ from mae.layers.pos_embed import sincos_2d
 from mae.layers.transformer import LAYER_NORM_EPS, set_norm_eps
 from mae.models.config import ModelConfig
 from mae.models.encoder import MAEEncoder
-from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.zoo import build_encoder
 
 _HEAD_STD = 2e-5
@@ -112,7 +112,7 @@ def build_classifier(
     num_classes: int,
     drop_path: float,
     label_smoothing: float,
-    pretrained: MaskedAutoencoder | None,
+    pretrained: PretrainedEncoder | None,
 ) -> ImageClassifier:
     """A classifier whose positions train too, from a pre-trained encoder or from scratch.
 

@@ -6,14 +6,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from mae.errors import UsageError
 from mae.layers.patch_embed import unpatchify
 from mae.masking.given import plan_from_mask
 from mae.models.config import ModelConfig
 from mae.models.decoder import CrossDecoder, MAEDecoder
-from mae.models.encoder import Features, MAEEncoder
+from mae.models.encoder import MAEEncoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.types import Grid, MAEOutput, MaskPlan
 
 
@@ -83,7 +84,7 @@ class FeatureTerm(Protocol):
 _NO_TERMS: Mapping[str, Any] = MappingProxyType({})
 
 
-class MaskedAutoencoder(nn.Module):
+class MaskedAutoencoder(PretrainedEncoder):
     """An encoder and a decoder with a mask strategy, a target and a loss; two entrances, `forward` and `encode`.
 
     Args:
@@ -112,15 +113,13 @@ class MaskedAutoencoder(nn.Module):
         feature_terms: Mapping[str, FeatureTerm] = _NO_TERMS,
         config: ModelConfig | None = None,
     ) -> None:
-        super().__init__()
-        self.encoder = encoder
+        super().__init__(encoder=encoder, config=config)
         self.decoder = decoder
         self.masking = masking
         self.target = target
         self.loss = loss
         self.picture_terms = dict(picture_terms)
         self.feature_terms = dict(feature_terms)
-        self.config = config
         if picture_terms and not isinstance(target, PictureTarget):
             names = ", ".join(picture_terms)
             raise UsageError(f"{names} judge the predicted picture, and {type(target).__name__} makes none of it")
@@ -231,11 +230,3 @@ class MaskedAutoencoder(nn.Module):
         device = images.device if generator is None else generator.device
         keys = torch.randint(-(2**63), 2**63 - 1, (len(images),), generator=generator, device=device)
         return self.masking.plan(grid, keys.to(images.device))
-
-    def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
-        """Features of whole images, never masked: `cls`, `mean` and `patches` in raster order.
-
-        Raises:
-            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
-        """
-        return self.encoder.encode(images)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from mae.masking.random import RandomMasking
 from mae.models.config import ModelConfig
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
 from mae.types import Grid
 
@@ -43,7 +44,8 @@ class Probe:
     Attributes:
         image_sha256: of the image's float32 bytes, in hexadecimal.
         features: 16 numbers made of the encoder's mean feature of the whole image.
-        prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches.
+        prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches; None of an encoder
+            alone.
 
     Raises:
         UsageError: another count of numbers, or some that are not finite.
@@ -51,16 +53,20 @@ class Probe:
 
     image_sha256: str
     features: tuple[float, ...]
-    prediction: tuple[float, ...]
+    prediction: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
         for name in ("features", "prediction"):
-            values = getattr(self, name)
+            if (values := getattr(self, name)) is None:
+                continue
             if len(values) != NUM_ANSWERS or not all(isfinite(value) for value in values):
                 raise UsageError(f"{name} of the probe are {values}; expected {NUM_ANSWERS} finite numbers")
 
     def difference(self, other: "Probe") -> float:
         """The largest difference of two answers to the same image, relative to the largest number of this one."""
+        if self.prediction is None or other.prediction is None:
+            same_kind = self.prediction is None and other.prediction is None
+            return _relative_difference(self.features, other.features) if same_kind else inf
         pairs = ((self.features, other.features), (self.prediction, other.prediction))
         return max(_relative_difference(expected, found) for expected, found in pairs)
 
@@ -70,7 +76,7 @@ def _relative_difference(expected: tuple[float, ...], found: tuple[float, ...]) 
     return max(abs(a - b) for a, b in zip(expected, found, strict=True)) / largest
 
 
-def probe_of(model: MaskedAutoencoder, *, described: Mapping[str, Any] | None = None) -> Probe | None:
+def probe_of(model: PretrainedEncoder, *, described: Mapping[str, Any] | None = None) -> Probe | None:
     """The answer of a model as its weights are now; the model, its device and its mode stay as they are.
 
     The image, its mask and the signs below are pure functions of the configuration as text, so another number of heads
@@ -79,7 +85,7 @@ def probe_of(model: MaskedAutoencoder, *, described: Mapping[str, Any] | None = 
     answers, with a sign drawn for it: a pick of 16 would not see most weights of the last layers.
 
     Args:
-        model: a model made by `create_model` or `build_model`.
+        model: a model made by `create_model` or `build_model`, or an encoder alone.
         described: its configuration as a file's header has it, which may lack fields of later versions; None: its own.
 
     Returns:
@@ -98,8 +104,8 @@ def probe_of(model: MaskedAutoencoder, *, described: Mapping[str, Any] | None = 
     keys = sample_keys(seed, FIXED_EPOCH, torch.arange(4))  # one for each use, so that one stream does
     image = (2 * uniform(keys[:1], config.in_chans * prod(size), Stream.FORWARD) - 1).reshape(1, config.in_chans, *size)
     features, prediction = _answer(model, image, grid, keys[1:2])
-    answers = _condense(features, keys[2:3]), _condense(prediction, keys[3:])
-    if not all(isfinite(value) for part in answers for value in part):
+    answers = _condense(features, keys[2:3]), None if prediction is None else _condense(prediction, keys[3:])
+    if not all(isfinite(value) for part in answers if part is not None for value in part):
         return None
     digest = hashlib.sha256(image.numpy().tobytes()).hexdigest()
     return Probe(image_sha256=digest, features=answers[0], prediction=answers[1])
@@ -111,22 +117,25 @@ def _probed_grid(config: ModelConfig) -> Grid:
 
 
 def _answer(
-    model: MaskedAutoencoder, image: Float[Tensor, "1 C H W"], grid: Grid, key: Int64[Tensor, " 1"]
-) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 M P"]]:
-    """Mean feature of the whole image, and the prediction of its hidden half."""
-    encoder, decoder = model.encoder, model.decoder
+    model: PretrainedEncoder, image: Float[Tensor, "1 C H W"], grid: Grid, key: Int64[Tensor, " 1"]
+) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 M P"] | None]:
+    """Mean feature of the whole image, and the prediction of its hidden half where there is a decoder."""
+    encoder = model.encoder
     plan = RandomMasking(ratio=0.5).plan(grid, key)  # leaves something of any grid, and owes nothing to the model's
     image = image.double()  # which autocast leaves alone
-    with torch.no_grad(), _evaluating(encoder), _evaluating(decoder):
+    with torch.no_grad(), _evaluating(model):
         weights = _doubles(encoder)
-        tokens = functional_call(encoder, weights, (image,))[:, encoder.num_prefix :]
+        mean = functional_call(encoder, weights, (image,))[:, encoder.num_prefix :].mean(dim=1)
+        if not isinstance(model, MaskedAutoencoder):
+            return mean, None
+        decoder = model.decoder
         if decoder.needs_maps:
             named = {f"encoder.{name}": weight for name, weight in weights.items()}
             maps = functional_call(_Maps(encoder), named, (image, plan.visible))
         else:
             maps = [functional_call(encoder, weights, (image, plan.visible))]
         del weights  # before the decoder's are made
-        return tokens.mean(dim=1), functional_call(decoder, _doubles(decoder), (maps, plan, grid))
+        return mean, functional_call(decoder, _doubles(decoder), (maps, plan, grid))
 
 
 class _Maps(nn.Module):

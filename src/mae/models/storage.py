@@ -1,34 +1,41 @@
 """A model in one file: weights as safetensors, what they are in the header; never a pickle.
 
-The header's text under the key `mae` is a JSON record: format, configuration, grid, names of the channels, kind of
-target, where the weights come from, and a probe (see `mae.models.probe`), which is recomputed when the file is loaded.
+The header's text under the key `mae` is a JSON record: format, kind of model, configuration, grid, names of the
+channels, kind of target, where the weights come from, and a probe (see `mae.models.probe`), which is recomputed when
+the file is loaded.
 """
 
 import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mae import records
 from mae.errors import MAEError, UsageError
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.probe import TOLERANCE, Probe, probe_of
-from mae.models.zoo import build_model
+from mae.models.zoo import build_model, build_pretrained_encoder
 from mae.randomness import drawing_from
 from mae.version import __version__
 
-FORMAT = 2
-_FORMAT_WITHOUT_PROBE = 1
+FORMAT = 3
+_FORMAT_WITHOUT_KIND, _FORMAT_WITHOUT_PROBE = 2, 1
 _KEY = "mae"
-_ORIGIN = ("recipe", "data_source", "data_fingerprint")
+MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
+"""Kinds of model that a file may hold."""
+
+_ORIGIN = ("recipe", "data_source", "data_fingerprint", "imported_from")
 # A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
 # length, as text within text. The library itself would read 100 MB.
 _MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
@@ -64,7 +71,8 @@ class LoadReport:
         ignored: tensors in the file that the model does not have.
         probe: largest difference between the probe in the file and the loaded model's, relative; None: not compared.
         channels: names of the channels; None: not known.
-        origin: recipe, data_source, data_fingerprint, versions and licence, as far as they are known.
+        origin: recipe, data_source, data_fingerprint, imported_from, versions and licence, as far as they are known.
+        notes: what else a reader must know.
     """
 
     encoder: PartReport
@@ -74,15 +82,21 @@ class LoadReport:
     probe: float | None
     channels: tuple[str, ...] | None
     origin: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     def line(self) -> str:
         """All of it in one line for a person."""
         parts = [
             f"loaded encoder {_tensors(self.encoder)} tensors ({_parameters(self.encoder)} parameters)",
-            f"decoder {_tensors(self.decoder)} ({_parameters(self.decoder)})",
+            f"decoder {_tensors(self.decoder)} ({_parameters(self.decoder)})"
+            if self.decoder.tensors_expected
+            else "no decoder",
         ]
         parts += [f"not in the file and fresh: {_some(self.missing)}"] if self.missing else []
         parts += [f"ignored: {_some(self.ignored)}"] if self.ignored else []
+        parts += self.notes
+        if self.probe is None and self.notes:  # weights of others hold none, and their notes tell what was compared
+            return ", ".join(parts)
         if self.probe is not None:
             parts.append(f"probe reproduced (largest difference {self.probe:.0e})")
         else:
@@ -91,7 +105,7 @@ class LoadReport:
 
 
 def model_metadata(
-    model: MaskedAutoencoder,
+    model: PretrainedEncoder,
     *,
     licence: str | None = None,
     origin: Mapping[str, Any] | None = None,
@@ -100,9 +114,9 @@ def model_metadata(
     """What a model's file says of the model, as safetensors' header wants it: text.
 
     Args:
-        model: a model made by `create_model` or `build_model`.
+        model: a model made by `create_model` or `build_model`, or an encoder alone.
         licence: the terms its weights come under, where they have any.
-        origin: `recipe`, `data_source` and `data_fingerprint`, JSON values, as far as they are known.
+        origin: `recipe`, `data_source`, `data_fingerprint` and `imported_from`, JSON values, as far as they are known.
         probe: `probe_of(model)`, made of the very weights that are stored; None: the file cannot be verified.
 
     Raises:
@@ -116,10 +130,11 @@ def model_metadata(
     versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
     record = {
         "format": FORMAT,
+        "kind": MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER,
         "config": config.to_json(),
         "grid": list(config.grid),
         "channels": None if config.channels is None else list(config.channels),
-        "target": _target_kind(config),
+        "target": _target_kind(config) if isinstance(model, MaskedAutoencoder) else None,
         "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
         "probe": None if probe is None else records.to_json(probe),
     }
@@ -127,6 +142,38 @@ def model_metadata(
     if too_much := _too_much(text, record):
         raise UsageError(f"what the model's file is to say of it {too_much}; shorten its origin")
     return {_KEY: text}
+
+
+def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -> None:
+    """Write a model's file whole or not at all: aside, then renamed.
+
+    Args:
+        model: whose weights.
+        path: the file; its folder is made if need be.
+        metadata: `model_metadata` of it.
+
+    Raises:
+        MAEError: it cannot be written; nothing half-written is left.
+    """
+    beside = records.aside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, beside, metadata)
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise MAEError(f"{path} cannot be written: {error}") from error
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file says that this package wrote it; False too where it is no safetensors file that can be read."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return _KEY in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
 
 
 def load_model(path: Path) -> MaskedAutoencoder:
@@ -137,11 +184,16 @@ def load_model(path: Path) -> MaskedAutoencoder:
         MAEError: not such a file, damaged, weights that do not fit its configuration or are not finite, or that do not
             reproduce its probe.
     """
-    return load_with_report(path)[0]
+    model = load_with_report(path)[0]
+    if not isinstance(model, MaskedAutoencoder):
+        raise UsageError(_without_decoder(path))
+    return model
 
 
-def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[MaskedAutoencoder, LoadReport]:
-    """The model in a file written by a run, on the CPU, in evaluation mode, and what was loaded.
+def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[PretrainedEncoder, LoadReport]:
+    """The model in a file of this package, on the CPU, in evaluation mode, and what was loaded.
+
+    It is a `MaskedAutoencoder` unless the file says that it is of an encoder alone.
 
     The file may come from anyone: its header is bounded, its configuration is checked value by value, and its tensors
     must have exactly the names, shapes and types of that configuration's model before any of them is read. Then the
@@ -162,13 +214,13 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         raise UsageError(f"allow_partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
     record, expected, found, weights = _read(path, allow_partial=allow_partial)
     with drawing_from(_FRESH_SEED):  # the caller's numbers stay
-        model = build_model(record.config)
+        model = build(record.kind, record.config)
     model.load_state_dict(weights, strict=False)  # their names were compared above
     del weights  # before the probe takes memory of its own
     model.eval()
     report = LoadReport(
-        encoder=_count("encoder.", expected, found),
-        decoder=_count("decoder.", expected, found),
+        encoder=count_part("encoder.", expected, found),
+        decoder=count_part("decoder.", expected, found),
         missing=tuple(name for name in expected if name not in found),
         ignored=tuple(sorted(found - expected.keys())),
         probe=_reproduce(path, model, record) if found >= expected.keys() else None,
@@ -182,6 +234,7 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
 class _Record:
     """The header's record; `described` is the configuration as it stands there."""
 
+    kind: str
     config: ModelConfig
     described: Mapping[str, Any]
     origin: Mapping[str, Any]
@@ -193,13 +246,13 @@ def _read(
 ) -> tuple[_Record, Mapping[str, Tensor], set[str], dict[str, Tensor]]:
     """The record, the model's tensors without memory, the file's names, and the tensors of both."""
     try:
-        _check_header(path)
+        check_header(path)
         with safe_open(path, framework="pt") as file:
             record = _read_record(path, file.metadata() or {})
             with torch.device("meta"):
-                expected = build_model(record.config).state_dict()
+                expected = build(record.kind, record.config).state_dict()
             found = set(file.keys())
-            _check_names(path, found, expected, allow_partial=allow_partial)
+            check_names(path, found, expected, allow_partial=allow_partial)
             loaded = [name for name in expected if name in found]
             _check_shapes(path, file, {name: expected[name] for name in loaded})
             weights = {name: file.get_tensor(name) for name in loaded}
@@ -211,7 +264,7 @@ def _read(
     return record, expected, found, weights
 
 
-def _check_header(path: Path) -> None:
+def check_header(path: Path) -> None:
     """Refuse a header that is too long, or in which two entries share a name, of which readers take either."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -238,7 +291,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         record: Any = json.loads(text[: _MAX_RECORD + 1], object_pairs_hook=_unique)
         if too_much := _too_much(text, record):
             raise ValueError(f"its record {too_much}")
-        if record["format"] not in (_FORMAT_WITHOUT_PROBE, FORMAT):
+        if record["format"] not in (_FORMAT_WITHOUT_PROBE, _FORMAT_WITHOUT_KIND, FORMAT):
             raise MAEError(
                 f"{path} is of format {records.shown(record['format'])}; this version of mae reads format {FORMAT} and "
                 "older ones"
@@ -246,13 +299,19 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         config = ModelConfig.from_json(record["config"])
         if record["format"] == _FORMAT_WITHOUT_PROBE:
             origin = {"licence": record["licence"]}
-            return _Record(config=config, described=record["config"], origin=origin, probe=None)
+            return _Record(
+                kind=MASKED_AUTOENCODER, config=config, described=record["config"], origin=origin, probe=None
+            )
+        kind = record["kind"] if record["format"] == FORMAT else MASKED_AUTOENCODER
+        if kind not in (MASKED_AUTOENCODER, ENCODER):
+            raise ValueError(f"its kind is {records.shown(kind)}; expected {MASKED_AUTOENCODER} or {ENCODER}")
         if (grid := record["grid"]) != list(config.grid):
             raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.grid)}")
         names, probe = None if config.channels is None else list(config.channels), record["probe"]
         if record["channels"] != names:
             raise ValueError(f"its channels are {records.shown(record['channels'])}; its configuration names {names}")
         return _Record(
+            kind=kind,
             config=config,
             described=record["config"],
             origin=dict(record["origin"]),
@@ -260,7 +319,8 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
-            f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae"
+            f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae "
+            "('mae import' brings others in)"
         ) from error
 
 
@@ -278,11 +338,17 @@ def _too_much(text: str, record: Any) -> str:
     return ""
 
 
-def _check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, allow_partial: float | None) -> None:
+def check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, allow_partial: float | None) -> None:
+    """Refuse a file that lacks tensors of a model or holds others, unless enough of the encoder is there.
+
+    Raises:
+        UsageError: all that lacks is the decoder.
+        MAEError: something else lacks or is too much, or less is there than is allowed.
+    """
     if found == expected.keys():
         return
     missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
-    encoder = _count("encoder.", expected, found)
+    encoder = count_part("encoder.", expected, found)
     if allow_partial is not None:
         if (share := encoder.parameters / encoder.parameters_expected) < allow_partial:
             raise MAEError(
@@ -291,17 +357,33 @@ def _check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *,
             )
         return
     decoder = sorted(name for name in expected if name.startswith("decoder."))
-    if missing == decoder:
-        raise UsageError(
-            f"{path} holds an encoder only ({encoder.tensors} of {encoder.tensors_expected} encoder tensors, 0 of "
-            f"{len(decoder)} decoder tensors); a masked autoencoder needs both, and reconstruction its decoder: use a "
-            "checkpoint that pre-training wrote"
+    if decoder and missing == decoder:
+        tensors = (
+            f"{encoder.tensors} of {encoder.tensors_expected} encoder tensors, 0 of {len(decoder)} decoder tensors"
         )
+        raise UsageError(_without_decoder(path, tensors))
     raise MAEError(
         f"{path} does not hold the tensors of its own configuration: {len(missing)} missing "
         f"({_some(missing) or 'none'}), {len(extra)} extra ({_some(extra) or 'none'}); get the file anew, or take what "
         "is there by load_with_report(…, allow_partial=…)"
     )
+
+
+def _without_decoder(path: Path, tensors: str = "") -> str:
+    there = f" ({tensors})" if tensors else ""
+    return (
+        f"{path} holds an encoder only{there}; a masked autoencoder needs both, and reconstruction its decoder: use a "
+        "checkpoint that pre-training wrote"
+    )
+
+
+def build(kind: str, config: ModelConfig) -> PretrainedEncoder:
+    """A model of a kind that a file may hold, with fresh weights from PyTorch's global generator.
+
+    Raises:
+        UsageError: values that do not fit each other.
+    """
+    return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
 
 
 def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:
@@ -312,7 +394,7 @@ def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None
             raise MAEError(f"{path}: tensor {name} is {found_as}; expected {expected_as}")
 
 
-def _reproduce(path: Path, model: MaskedAutoencoder, record: _Record) -> float | None:
+def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float | None:
     """The largest difference between the file's probe and the model's; None without one.
 
     Raises:
@@ -337,7 +419,8 @@ def _reproduce(path: Path, model: MaskedAutoencoder, record: _Record) -> float |
     return difference
 
 
-def _count(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:
+def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:
+    """What was found of the tensors whose names begin so."""
     sizes = {name: tensor.numel() for name, tensor in expected.items() if name.startswith(prefix)}
     there = [size for name, size in sizes.items() if name in found]
     return PartReport(

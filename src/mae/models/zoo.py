@@ -22,6 +22,7 @@ from mae.models.config import ModelConfig, ModelOptions, pair
 from mae.models.decoder import CrossDecoder, MAEDecoder
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import FeatureTerm, MaskedAutoencoder, PictureTerm, ReconstructionLoss
+from mae.models.pretrained import PretrainedEncoder
 from mae.targets.low_pass import LowPassTarget
 from mae.targets.pixels import PixelTarget
 
@@ -71,12 +72,21 @@ def build_model(config: ModelConfig) -> MaskedAutoencoder:
         encoder=encoder,
         decoder=decoder,
         masking=masking,
-        target=_target(config),
+        target=make_target(config),
         loss=_LOSSES[config.loss]() if config.no_data is None else KnownValues(loss=_LOSSES[config.loss]()),
         picture_terms=_picture_terms(config),
         feature_terms=_feature_terms(config),
         config=config,
     )
+
+
+def build_pretrained_encoder(config: ModelConfig) -> PretrainedEncoder:
+    """The encoder of a configuration alone, with fresh weights from PyTorch's global generator.
+
+    Raises:
+        UsageError: values that do not fit each other.
+    """
+    return PretrainedEncoder(encoder=build_encoder(config), config=config)
 
 
 def _decoder(config: ModelConfig, encoder: MAEEncoder) -> MAEDecoder | CrossDecoder:
@@ -102,7 +112,8 @@ _LOSSES: Mapping[str, Callable[[], ReconstructionLoss]] = {
 }
 
 
-def _target(config: ModelConfig) -> PixelTarget:
+def make_target(config: ModelConfig) -> PixelTarget:
+    """What the decoder of a configuration must predict."""
     if config.low_pass is None:
         may_miss = config.no_data is not None
         return PixelTarget(patch_size=config.patch_size, norm_pix=config.norm_pix_loss, may_miss=may_miss)

@@ -118,6 +118,7 @@ def examine_run(folder: Path, *, device: str) -> Diagnosis:
     config = PretrainConfig.read(run.config).override({"device": device})
     prepared = prepare(config, run, choose_device(device), World(), resume=True)
     model, report = load_with_report(find_weights(folder))
+    assert isinstance(model, MaskedAutoencoder)  # it is of a run
     found = examine(prepared, model.to(prepared.device))
     weights = Finding(name="weights", level="ok", value=report.line())
     return replace(found, findings=(weights, *found.findings))
