@@ -177,7 +177,7 @@ def test_models_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (lambda tensors, meta: tensors.update({"encoder.norm.bias": torch.zeros(256).half()}), "F16"),
         (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"depth": 4', '"depth": 100000')), "depth"),
         (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"depth": 4', '"depth": "4"')), "depth"),
-        (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"format": 2', '"format": 99')), "format 99"),
+        (lambda tensors, meta: meta.update(mae=meta["mae"].replace('"format": 3', '"format": 99')), "format 99"),
         (lambda tensors, meta: meta.update(mae="[" * 100000), "header"),
         (lambda tensors, meta: meta.pop("mae"), "header"),
     ],

@@ -15,7 +15,9 @@ from mae.config import PretrainConfig
 from mae.data.loaders import explained_worker_failure
 from mae.errors import UsageError
 from mae.evaluation.yardsticks import Yardsticks
+from mae.interop.opening import open_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import load_model
 from mae.pretraining.doctor import examine, refuse, show_diagnosis
 from mae.pretraining.health import make_health
@@ -54,20 +56,25 @@ class PretrainResult:
 
     def load_model(self) -> MaskedAutoencoder:
         """The trained model."""
-        return load(self.folder)
+        return load_model(find_weights(self.folder))
 
 
-def load(path: str | Path) -> MaskedAutoencoder:
-    """The model of a run folder (its newest checkpoint), a checkpoint folder or a `.safetensors` file.
+def load(path: str | Path) -> PretrainedEncoder:
+    """The model of a run folder (its newest checkpoint), a checkpoint folder or a file; of others' weights too.
+
+    A `MaskedAutoencoder`, or where there is no decoder a `PretrainedEncoder`, whose `encode` is the same. Weights that
+    the official code, timm, Hugging Face, mmpretrain or lightly wrote are told by their content (see
+    `mae.interop.load`); where something about them must be told, `mae import` can be told it.
 
     Comes back on the CPU in evaluation mode; `model.config` tells its sizes and the channel statistics its
     images must be normalised with. Where a run's newest checkpoint is damaged an older one is taken, and a warning of
     the logger `mae.training.checkpoint` says so.
 
     Raises:
-        MAEError: nothing there, damaged, or not a model of this package.
+        UsageError: nothing there that is known.
+        MAEError: damaged, or changed on its way.
     """
-    return load_model(find_weights(Path(path)))
+    return open_model(Path(path))[0]
 
 
 def pretrain(

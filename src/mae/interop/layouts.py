@@ -1,0 +1,205 @@
+"""What others call the tensors of a masked autoencoder, and how each name is told.
+
+Every layout is brought to the official repository's names, for the encoder timm's: `blocks.0.attn.qkv.weight`, with
+`decoder_` before what the decoder has. A file is recognised by what its tensors are called; what a wrapper puts
+before or between those names is taken away.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mae import records
+from mae.errors import MAEError, UsageError
+
+Renames = tuple[tuple[str, str], ...]
+"""Patterns and what is put in their place, one after the other."""
+
+_WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Of data-parallel training, torch.compile, FSDP and recomputation; anywhere in a name."""
+
+_DECODER_SIGN = "decoder_embed.weight"
+_NUM_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to name the tensors.
+
+    Attributes:
+        name: what a report calls it.
+        sign: the tensor of the encoder by whose name it is told; of rank 4, the kernel that makes tokens of patches.
+        encoder: from its names of the encoder's tensors to the official ones.
+        decoder: likewise of the decoder's.
+        norm_eps: in its layer norms; None: its `config.json` says.
+        rows_first: whether its sines of the row come before those of the column.
+    """
+
+    name: str
+    sign: str
+    encoder: Renames = ()
+    decoder: Renames = ()
+    norm_eps: float | None = 1e-6
+    rows_first: bool = False
+
+
+_HF_BLOCK: Renames = (
+    (r"\.attention\.attention\.query\.", ".attn.q."),
+    (r"\.attention\.attention\.key\.", ".attn.k."),
+    (r"\.attention\.attention\.value\.", ".attn.v."),
+    (r"\.attention\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+)
+_MM_BLOCK: Renames = (
+    (r"(blocks\.\d+)\.ln([12])\.", r"\1.norm\2."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+)
+
+LAYOUTS = (
+    Layout(name="official MAE, timm or lightly", sign="patch_embed.proj.weight"),
+    Layout(
+        name="Hugging Face",
+        sign="embeddings.patch_embeddings.projection.weight",
+        encoder=(
+            (r"^embeddings\.position_embeddings$", "pos_embed"),
+            (r"^embeddings\.cls_token$", "cls_token"),
+            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+            (r"^(?:encoder\.layer|layers)\.", "blocks."),
+            (r"^layernorm\.", "norm."),
+            *_HF_BLOCK,
+        ),
+        decoder=((r"^decoder_(?:layers|encoder\.layer)\.", "decoder_blocks."), *_HF_BLOCK),
+        norm_eps=None,
+    ),
+    Layout(
+        name="mmpretrain",
+        sign="patch_embed.projection.weight",
+        encoder=(
+            (r"^patch_embed\.projection\.", "patch_embed.proj."),
+            (r"^layers\.", "blocks."),
+            (r"^ln1\.", "norm."),
+            *_MM_BLOCK,
+        ),
+        decoder=((r"^ln1\.", "decoder_norm."), *_MM_BLOCK),
+        rows_first=True,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """The tensors of a file under official names.
+
+    Attributes:
+        layout: what they were called before.
+        encoder: the encoder's, and of heads on it.
+        decoder: the decoder's, `mask_token` among them; empty for an encoder alone.
+        elsewhere: names in the file of what belongs to neither.
+    """
+
+    layout: Layout
+    encoder: Mapping[str, Tensor]
+    decoder: Mapping[str, Tensor]
+    elsewhere: tuple[str, ...]
+
+
+def bring_to_official(path: Path, tensors: Mapping[str, Tensor]) -> Named:
+    """Recognise the layout and rename its tensors.
+
+    Args:
+        path: of the file, for messages.
+        tensors: as they lie in it.
+
+    Raises:
+        UsageError: no layout that is known, or several encoders.
+        MAEError: two tensors that come to have one name.
+    """
+    plain = _renamed(path, tensors, lambda name: _WRAPPERS.sub("", name))
+    layout, prefix = _recognise(path, plain)
+    decoders = _prefixes(plain, _DECODER_SIGN)
+    if len(decoders) > 1:
+        raise UsageError(f"{path} holds {len(decoders)} decoders ({', '.join(decoders)}); save one of them alone")
+    encoder, decoder, elsewhere = {}, {}, []
+    for name, tensor in plain.items():
+        if decoders and (inner := _of_decoder(name, decoders[0], alone=decoders[0] != prefix)):
+            decoder[inner] = tensor
+        elif name.startswith(prefix):
+            encoder[name.removeprefix(prefix)] = tensor
+        else:
+            elsewhere.append(name)
+    return Named(
+        layout=layout,
+        encoder=_fused(path, _renamed(path, encoder, lambda name: _apply(layout.encoder, name))),
+        decoder=_fused(path, _renamed(path, decoder, lambda name: _apply(layout.decoder, name))),
+        elsewhere=tuple(elsewhere),
+    )
+
+
+def _recognise(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Layout, str]:
+    """The layout, and what stands before the names of its encoder."""
+    found = [(layout, prefix) for layout in LAYOUTS for prefix in _prefixes(tensors, layout.sign)]
+    found = [(layout, prefix) for layout, prefix in found if tensors[prefix + layout.sign].ndim == 4]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        where = ", ".join(prefix or "one without a prefix" for _, prefix in found)
+        raise UsageError(f"{path} holds {len(found)} encoders ({where}); save one of them alone")
+    names = ", ".join(records.shown(name) for name in list(tensors)[:_NUM_NAMED])
+    raise UsageError(
+        f"{path} holds no vision transformer that is known: {len(tensors)} tensors such as {names or 'none'}; "
+        f"expected a name that ends in {' or '.join(layout.sign for layout in LAYOUTS)}"
+    )
+
+
+def _prefixes(names: Iterable[str], sign: str) -> list[str]:
+    """What stands before a name that is this one, or ends in it after a dot."""
+    return [name.removesuffix(sign) for name in names if name == sign or name.endswith(f".{sign}")]
+
+
+def _of_decoder(name: str, prefix: str, *, alone: bool) -> str:
+    """The name inside the decoder, empty if it is none of its tensors; `alone`: whether all under its prefix are."""
+    inner = name.removeprefix(prefix) if name.startswith(prefix) else ""
+    return inner if alone or inner == "mask_token" or inner.startswith("decoder_") else ""
+
+
+def _apply(renames: Renames, name: str) -> str:
+    for pattern, instead in renames:
+        name = re.sub(pattern, instead, name)
+    return name
+
+
+def _renamed(path: Path, tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        new = rename(name)
+        if new in renamed:
+            raise MAEError(f"{path} holds two tensors that are {records.shown(new)}; get the file anew")
+        renamed[new] = tensor
+    return renamed
+
+
+def _fused(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values that are kept apart as one matrix, in this order."""
+    fused = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.attn\.[qkv]\.(weight|bias)$", name)}
+    for name in tensors:
+        if not (found := re.fullmatch(r"(.+\.attn)\.q\.(weight|bias)", name)):
+            continue
+        attention, kind = found.groups()
+        parts = [tensors.get(f"{attention}.{letter}.{kind}") for letter in "qkv"]
+        there = [part for part in parts if part is not None]
+        if len(there) < len(parts) or len({part.shape for part in there}) > 1:
+            raise MAEError(
+                f"{path}: the {kind} of queries, keys and values of {attention} are not all there, or differ in shape; "
+                "get the file anew"
+            )
+        fused[f"{attention}.qkv.{kind}"] = torch.cat(there)
+    return fused

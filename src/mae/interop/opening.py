@@ -1,0 +1,80 @@
+"""Any model there is a file of: one of this package, or of others."""
+
+from pathlib import Path
+from typing import Any
+
+from mae.errors import UsageError
+from mae.interop.load import load_foreign
+from mae.interop.official import Told
+from mae.models.pretrained import PretrainedEncoder
+from mae.models.probe import probe_of
+from mae.models.storage import LoadReport, is_own, load_with_report, model_metadata, save_model
+from mae.training.run_folder import RunFolder, find_weights
+
+
+def open_model(
+    path: Path, *, told: Told | None = None, allow_partial: float | None = None, see_photographs: bool = True
+) -> tuple[PretrainedEncoder, LoadReport]:
+    """The model of a run, of a file of this package, or of weights that others wrote; on the CPU, in evaluation mode.
+
+    Args:
+        path: a run folder, a checkpoint, a file, or a folder that `save_pretrained` or timm wrote.
+        told: see `load_foreign`; nothing may be told of a model of this package, which says all by itself.
+        allow_partial: share of the encoder's values that is enough.
+        see_photographs: see `load_foreign`.
+
+    Raises:
+        UsageError: nothing there that is known, or something that nobody says.
+        MAEError: damaged, or changed on its way.
+    """
+    own = _own_weights(path)
+    if own is None:
+        return load_foreign(path, told=told, allow_partial=allow_partial, see_photographs=see_photographs)
+    if told is not None and told != Told():
+        raise UsageError(
+            f"{path} is a model of this package, which says of itself what it is; nothing can be told of it"
+        )
+    return load_with_report(own, allow_partial=allow_partial)
+
+
+def _own_weights(path: Path) -> Path | None:
+    """The file of a model of this package; None where there is another one."""
+    try:
+        weights = find_weights(path)
+    except UsageError:
+        if RunFolder(path).checkpoints.is_dir() or not path.exists():
+            raise
+        return None
+    return weights if is_own(weights) else None
+
+
+def bring_in(
+    path: Path, out: Path, *, licence: str | None = None, **options: Any
+) -> tuple[PretrainedEncoder, LoadReport]:
+    """Write any model as a file of this package, and read it again.
+
+    Args:
+        path: see `open_model`.
+        out: a new file that ends in `.safetensors`, or a new folder, which gets `model.safetensors`.
+        licence: the terms the weights come under; None: what is told beside them.
+        options: see `open_model`.
+
+    Returns:
+        The model as read again, and what was loaded at first.
+
+    Raises:
+        UsageError: see `open_model`; `out` is there already.
+        MAEError: see `open_model`; it could not be written.
+    """
+    target = out if out.suffix == ".safetensors" else out / "model.safetensors"
+    if target.exists():
+        raise UsageError(f"{target} is there already; give --out another name, or delete it first")
+    model, report = open_model(path, **options)
+    metadata = model_metadata(
+        model,
+        licence=licence or report.origin.get("licence"),
+        origin={name: value for name, value in report.origin.items() if name not in ("licence", "versions")},
+        probe=probe_of(model),
+    )
+    save_model(model, target, metadata)
+    return load_with_report(target)[0], report

@@ -1,0 +1,191 @@
+"""Tensors of a file from outside: safetensors, or what `torch.save` wrote; nothing in it is ever executed.
+
+PyTorch's files are pickles. They are read by its restricted unpickler, which makes tensors and plain values, and one
+class beside them: `argparse.Namespace`, in which the official code keeps its options.
+"""
+
+import argparse
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mae import records
+from mae.errors import MAEError, UsageError
+from mae.models.storage import check_header
+
+CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
+_INDEX = ".index.json"
+_CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
+_MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS = 20_000, 64 << 20, 1024
+_SAFETENSORS_HEADER = 8  # bytes of its length, before the brace
+_EXPECTED = "expected safetensors or a file of torch.save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """What lies in a file or folder from outside.
+
+    Attributes:
+        path: of the file or folder.
+        tensors: by name, as stored.
+        options: the options that the official code keeps beside its weights; empty where there are none.
+        config: `config.json` beside the weights, as Hugging Face and timm write it; empty where there is none.
+        preprocessing: `preprocessor_config.json` likewise.
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_foreign(path: Path) -> Foreign:
+    """The tensors of a weights' file, or of a folder that `save_pretrained` or timm wrote, on the CPU.
+
+    Raises:
+        UsageError: nothing there, or nothing of that kind.
+        MAEError: damaged, holds more than weights, or far more than any model has.
+    """
+    if path.is_dir():
+        files, folder = _files_of(path), path
+    elif path.is_file():
+        files, folder = (path,), path.parent
+    else:
+        raise UsageError(f"{path} is not there; expected a file of weights, or a folder with {' or '.join(_WEIGHTS)}")
+    tensors: dict[str, Tensor] = {}
+    options: Mapping[str, Any] = {}
+    for file in files:
+        found, options = _read(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise MAEError(f"{path}: tensor {records.shown(twice[0])} is in two of its files; get them anew")
+        tensors |= found
+    return Foreign(
+        path=path,
+        tensors=_checked(path, tensors),
+        options=options,
+        config=_json_beside(folder / CONFIG),
+        preprocessing=_json_beside(folder / PREPROCESSING),
+    )
+
+
+def _files_of(folder: Path) -> tuple[Path, ...]:
+    """The weights' file of a folder, or the files it is divided into."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return (folder / name,)
+        if (index := folder / f"{name}{_INDEX}").is_file():
+            return _parts(index)
+    raise UsageError(f"{folder} holds no weights; expected {' or '.join(_WEIGHTS)} in it, or the path of a file")
+
+
+def _parts(index: Path) -> tuple[Path, ...]:
+    names = _json_beside(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise MAEError(f"{index} names no files; expected a weight_map of tensors and files")
+    parts = sorted(set(names.values()))
+    if len(parts) > _MOST_SHARDS or any(Path(name).name != name for name in parts):
+        raise MAEError(f"{index} names files outside its folder, or too many of them; get it anew")
+    return tuple(index.parent / name for name in parts)
+
+
+def _json_beside(path: Path) -> Mapping[str, Any]:
+    return records.read_json(path) if path.is_file() else {}
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """The tensors of one file, and the options beside them."""
+    with path.open("rb") as file:
+        start = file.read(_SAFETENSORS_HEADER + 1)
+    if start[_SAFETENSORS_HEADER:] == b"{":
+        return _read_safetensors(path), {}
+    if not start.startswith((b"PK", b"\x80")):
+        raise UsageError(f"{path} begins with {start[:4]!r} and is no file of weights; {_EXPECTED}")
+    return _read_pickled(path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError) as error:
+        raise MAEError(f"{path} cannot be read as a safetensors file: {error}") from error
+
+
+def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    _check_archive(path)
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        raise MAEError(f"{path} cannot be read: {_reason(error)}") from error
+    options = found.get("args") if isinstance(found, dict) else None
+    return _tensors_in(path, found), vars(options) if isinstance(options, argparse.Namespace) else {}
+
+
+def _reason(error: Exception) -> str:
+    """Why PyTorch refused a file, without its advice to trust it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "Unsupported global" in text or "weights_only" in text.lower():
+        what = text.partition("GLOBAL ")[2].split(" ")[0]
+        named = f" ({what})" if what else ""
+        return (
+            f"it holds Python objects beside its tensors{named}, which could run code and are not read; where you "
+            "trust it, save its tensors alone: torch.save(checkpoint['state_dict'], ...)"
+        )
+    return f"{text[:200]}; the file is damaged, or {_EXPECTED}"
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that torch.save would not write, before anything of it takes memory."""
+    if not zipfile.is_zipfile(path):
+        return  # the form before 2020, one pickle after another, in which nothing is compressed
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise MAEError(f"{path} is a damaged archive: {error}; get it anew") from error
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise MAEError(f"{path} holds compressed entries, which torch.save does not write; get the file anew")
+    if len({entry.filename for entry in entries}) < len(entries):
+        raise MAEError(f"{path} holds two entries of one name; get the file anew")
+    pickled = max((entry.file_size for entry in entries if entry.filename.endswith(".pkl")), default=0)
+    if pickled > _MOST_PICKLED:
+        raise MAEError(f"{path} holds {pickled:,} bytes beside its tensors; at most {_MOST_PICKLED:,} are read")
+
+
+def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
+    """The tensors of a file, which may hold them beside other things, under one of the usual names."""
+    for name in (None, *_CONTAINERS):
+        held = found if name is None else found.get(name)
+        if isinstance(held, Mapping):
+            tensors = {key: value for key, value in held.items() if isinstance(key, str) and isinstance(value, Tensor)}
+            if tensors:
+                return tensors
+        if not isinstance(found, Mapping):
+            break
+    there = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+    raise UsageError(
+        f"{path} holds no weights that can be told ({there[:200]}); expected tensors by name, alone or under "
+        f"{' or '.join(map(repr, _CONTAINERS))}"
+    )
+
+
+def _checked(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The floating-point tensors, whose values must be finite."""
+    if len(tensors) > _MOST_TENSORS:
+        raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
+    floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, tensor in floats.items():
+        if not bool(tensor.isfinite().all()):
+            raise MAEError(f"{path}: tensor {records.shown(name)} holds values that are not finite; get the file anew")
+    return floats

@@ -1,0 +1,175 @@
+"""Weights of others: what comes in is the same model, and what was changed on its way is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from foreign import HEADS, TIMM_VIT, as_checkpoint, lightly, mmpretrain, official, saved
+from safetensors.torch import save_file
+from tiny import images_for, tiny_model
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTMAEForPreTraining
+
+from mae.bench.peer import make_peer, peer_noise
+from mae.interop.load import load_foreign
+from mae.interop.official import Told
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
+
+TOLD = Told(**HEADS, norm_pix_loss=True)
+WRITERS: dict[str, Callable[[MaskedAutoencoder], dict[str, Tensor]]] = {
+    "official": official,
+    "lightly": lightly,
+    "mmpretrain": mmpretrain,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "wide": {},
+    "square": {"img_size": 16},
+    "one channel": {"in_chans": 1},
+    "13 channels": {"in_chans": 13, "img_size": 8},
+    "rectangular patch": {"patch_size": (4, 8), "img_size": (16, 24)},
+    "no class token": {"cls_token": False},
+    "learned positions": {"pos_embed": "learned", "img_size": 16},
+}
+
+
+def load(path: Path, told: Told = TOLD, **options: Any) -> tuple[PretrainedEncoder, Any]:
+    return load_foreign(path, told=told, **{"see_photographs": False, **options})
+
+
+def assert_same(loaded: PretrainedEncoder, model: PretrainedEncoder) -> None:
+    """The same tensors, bit for bit, in the same architecture."""
+    expected = model.state_dict()
+    found = loaded.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    images = images_for(model)  # type: ignore[arg-type]
+    assert torch.equal(loaded.encode(images).patches, model.encode(images).patches)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_masked_autoencoder_comes_in_bit_by_bit(writer: str, size: str, tmp_path: Path) -> None:
+    model = tiny_model(**SIZES[size]).eval()
+    loaded, report = load(saved(tmp_path / "w.pth", WRITERS[writer](model)))
+    assert isinstance(loaded, MaskedAutoencoder)
+    assert_same(loaded, model)
+    plan = model.plan(images_for(model), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(images_for(model), plan=plan).loss, model(images_for(model), plan=plan).loss)
+    assert report.encoder.tensors == report.encoder.tensors_expected and not report.missing
+    assert "answers as the model of timm does" in report.line()
+    assert report.ignored == (("backbone.mask_token",) if writer == "lightly" else ())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_encoder_alone_comes_in_bit_by_bit(size: str, tmp_path: Path) -> None:
+    model = tiny_model(**SIZES[size]).eval()
+    alone = PretrainedEncoder(encoder=model.encoder, config=model.config)
+    path = tmp_path / "model.safetensors"
+    save_file(official(alone), path)
+    loaded, report = load(path)
+    assert type(loaded) is PretrainedEncoder
+    assert_same(loaded, alone)
+    assert "no decoder" in report.line() and "answers as the model of timm does" in report.line()
+
+
+WRAPPERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "module.": lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()},
+    "compiled": lambda tensors: {"model": {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}},
+    "compiled in parts": lambda tensors: {name.replace(".attn.", "._orig_mod.attn."): t for name, t in tensors.items()},
+    "Lightning": lambda tensors: {
+        "state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()},
+        "pytorch-lightning_version": "2.5.0",
+        "hyper_parameters": {"lr": 1e-3},
+    },
+    "FSDP": lambda tensors: {
+        f"_fsdp_wrapped_module.{name}".replace("0.", "0._fsdp_wrapped_module.", 1): t for name, t in tensors.items()
+    },
+    "official training": lambda tensors: as_checkpoint(tensors, norm_pix_loss=True, mask_ratio=0.6, input_size=16),
+    "half precision": lambda tensors: {name: tensor.half() for name, tensor in tensors.items()},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_is_wrapped_comes_in_too(wrapper: str, tmp_path: Path) -> None:
+    model = tiny_model(img_size=16, mask_ratio=0.6 if wrapper == "official training" else 0.75).eval()
+    if wrapper == "half precision":
+        model.load_state_dict({name: tensor.half().float() for name, tensor in model.state_dict().items()})
+    told = Told(**HEADS) if wrapper == "official training" else TOLD
+    loaded, _ = load(saved(tmp_path / "w.ckpt", WRAPPERS[wrapper](official(model))), told)
+    assert_same(loaded, model)
+    assert loaded.config is not None and model.config is not None
+    assert loaded.config.mask_ratio == model.config.mask_ratio and loaded.config.mean == (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_eps": 1e-12}, {"norm_pix_loss": False}, {"in_chans": 13, "img_size": 8}]
+)
+def test_hugging_faces_masked_autoencoder_is_the_same_in_numbers(
+    changes: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    model = tiny_model(**{"img_size": 16, **changes}).eval()
+    peer = make_peer(model)
+    peer.config.image_size = 16 if "img_size" not in changes else 8
+    ViTMAEForPreTraining.save_pretrained(peer, tmp_path)
+    if name != "model.safetensors":  # as older versions wrote it, whose names are the new one's when in memory
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(peer.state_dict(), tmp_path / name)
+    loaded, report = load(tmp_path, Told())
+    assert isinstance(loaded, MaskedAutoencoder) and "answers as the model of transformers does" in report.line()
+    assert loaded.config is not None and model.config is not None
+    assert loaded.config.norm_eps == model.config.norm_eps
+    images, plan = images_for(model), model.plan(images_for(model), generator=torch.Generator().manual_seed(2))
+    loss, pred, mask = loaded(images, plan=plan.predict_all())
+    theirs = peer(images, noise=peer_noise(plan))
+    assert torch.equal(mask, theirs.mask)
+    assert_close(loss, theirs.loss, rtol=1e-5, atol=1e-5)
+    assert_close(pred, theirs.logits, rtol=1e-5, atol=1e-5)
+    for found, expected in ((loaded, model),):
+        for key, tensor in expected.state_dict().items():
+            assert torch.equal(found.state_dict()[key], tensor), key
+
+
+def test_hugging_faces_classifier_leaves_its_head_behind(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    theirs = ViTForImageClassification(ViTConfig(**sizes, image_size=16, patch_size=4, num_channels=3)).eval()
+    for weight in theirs.parameters():
+        nn.init.normal_(weight, std=0.2)
+    theirs.save_pretrained(tmp_path)
+    ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]).save_pretrained(tmp_path)
+    loaded, report = load(tmp_path, Told())
+    assert type(loaded) is PretrainedEncoder and loaded.config is not None
+    assert loaded.config.mean == (0.1, 0.2, 0.3) and loaded.config.norm_eps == 1e-12
+    assert report.ignored == ("classifier.bias", "classifier.weight")
+    images = torch.randn(2, 3, 16, 16)
+    expected = theirs.vit(images).last_hidden_state
+    assert_close(loaded.encode(images).cls, expected[:, 0], rtol=1e-5, atol=1e-5)
+    assert_close(loaded.encode(images).patches, expected[:, 1:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [True, False])
+def test_timms_folder_tells_sizes_statistics_and_licence(cls: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    pool = "token" if cls else "avg"
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=5, class_token=cls, global_pool=pool, fc_norm=False, **TIMM_VIT
+    )
+    for weight in theirs.parameters():
+        nn.init.normal_(weight, std=0.2)
+    timm.models.save_for_hf(theirs, str(tmp_path), model_args={**TIMM_VIT}, safe_serialization=True)
+    loaded, report = load(tmp_path, Told())
+    assert loaded.config is not None
+    assert loaded.config.img_size == (32, 48) and loaded.config.num_heads == 3 and loaded.config.mean == (0.5, 0.5, 0.5)
+    assert report.origin["licence"] == "apache-2.0"
+    images = torch.randn(2, 3, 32, 48)
+    expected = theirs.eval().forward_features(images)
+    assert_close(loaded.encode(images).patches, expected[:, int(cls) :], rtol=1e-5, atol=1e-5)
+    if not cls:
+        assert loaded.encode(images).cls is None

@@ -1,0 +1,283 @@
+"""Files from outside may hold anything: what is no weights is refused, and nothing in it is ever executed."""
+
+import argparse
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign import HEADS, as_checkpoint, official, saved
+from safetensors.torch import save_file
+from tiny import tiny_model
+from torch import Tensor
+
+from mae.errors import MAEError, UsageError
+from mae.interop.load import load_foreign
+from mae.interop.official import Told
+from mae.interop.reading import read_foreign
+
+TOLD = Told(**HEADS, norm_pix_loss=True)
+
+
+class Payload:
+    """Unpickled by a careless reader, this writes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.system, (f"touch {self.canary}",)
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    return official(tiny_model(img_size=16))
+
+
+HIDDEN: dict[str, Callable[[dict[str, Tensor], Payload], Any]] = {
+    "beside the tensors": lambda tensors, payload: {**tensors, "extra": payload},
+    "beside the state": lambda tensors, payload: {"model": tensors, "hooks": payload},
+    "among the options": lambda tensors, payload: as_checkpoint(tensors, norm_pix_loss=True, evil=payload),
+    "as the whole": lambda tensors, payload: payload,
+    "as a name": lambda tensors, payload: {**tensors, payload: 1},
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["archive", "before 2020"])
+@pytest.mark.parametrize("where", HIDDEN)
+def test_a_payload_is_never_executed(where: str, legacy: bool, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = tmp_path / "w.pth"
+    torch.save(HIDDEN[where](tensors, Payload(canary)), path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(MAEError, match=r"holds Python objects beside its tensors \((posix|nt).system\)"):
+        read_foreign(path)
+    assert not canary.exists()
+
+
+def test_the_canary_would_sing(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    torch.load(saved(tmp_path / "w.pth", {**tensors, "extra": Payload(canary)}), weights_only=False)
+    assert canary.exists()
+
+
+def test_options_of_the_official_code_and_no_other_class_are_read(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", as_checkpoint(tensors, norm_pix_loss=True, input_size=16, model="mae"))
+    assert read_foreign(path).options == {"norm_pix_loss": True, "input_size": 16, "model": "mae"}
+    inner = argparse.Namespace(path=Path("/somewhere"))
+    with pytest.raises(MAEError, match="pathlib"):
+        read_foreign(saved(tmp_path / "v.pth", {"model": tensors, "args": inner}))
+    with pytest.raises(Exception, match="Unsupported global"):  # nor does reading leave the class allowed
+        torch.load(path, weights_only=True)
+
+
+def archive(path: Path, **changes: Any) -> Path:
+    """The archive that torch.save wrote, entry by entry, with other bytes or compression."""
+    with zipfile.ZipFile(path) as old:
+        entries = [(entry.filename, old.read(entry)) for entry in old.infolist()]
+    entries += changes.get("more", [])
+    with zipfile.ZipFile(path, "w", changes.get("method", zipfile.ZIP_STORED)) as new:
+        for name, content in entries:
+            new.writestr(name, content)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": zipfile.ZIP_DEFLATED}, "compressed entries, which torch.save does not write"),
+        ({"more": [("w/data.pkl", b"")]}, "two entries of one name"),
+        ({"more": [("w/other.pkl", bytes(65 << 20))]}, "bytes beside its tensors; at most"),
+    ],
+    ids=["compressed", "twice", "large"],
+)
+def test_archives_that_torch_would_not_write_are_refused(
+    changes: dict[str, Any], says: str, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    with pytest.raises(MAEError, match=says):
+        read_foreign(archive(saved(tmp_path / "w.pth", tensors), **changes))
+
+
+def safetensors(path: Path, header: str | bytes, data: bytes = b"", *, length: int | None = None) -> Path:
+    text = header.encode() if isinstance(header, str) else header
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+ENTRY = '"patch_embed.proj.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "length", "says"),
+    [
+        ("{" + ENTRY + ", " + ENTRY + "}", None, "says 'patch_embed.proj.weight' twice"),
+        ("{", 1 << 40, "header claims 1,099,511,627,776 bytes"),
+        ("{" + ENTRY.replace("[0, 4]", "[0, 4000]") + "}", None, "cannot be read as a safetensors file"),
+        ("{" + ENTRY.replace("[1]", "[4611686018427387904]") + "}", None, "cannot be read as a safetensors file"),
+        ('{"a": ' * 2000, None, "no valid JSON"),
+    ],
+    ids=["twice", "huge", "beyond the end", "huge shape", "deep"],
+)
+def test_hostile_safetensors_are_refused(header: str, length: int | None, says: str, tmp_path: Path) -> None:
+    with pytest.raises(MAEError, match=says):
+        read_foreign(safetensors(tmp_path / "w.safetensors", header, bytes(4), length=length))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is no file of weights"),
+        (b"hello world", "is no file of weights; expected safetensors or a file of torch.save"),
+        (b"PK\3\4 and nothing more", "cannot be read"),
+        (b"\x80\x04 and nothing more", "cannot be read"),
+        (pickle.dumps({"a": 1}), "cannot be read"),
+        (pickle.dumps(list(range(100000)))[:5000], "cannot be read"),
+    ],
+    ids=["empty", "text", "zip", "pickle", "plain pickle", "cut pickle"],
+)
+def test_what_is_no_weights_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises((UsageError, MAEError), match=says):
+        read_foreign(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[1, 2], {"model": {"a": 1}}, {"epoch": 3}, {}, torch.zeros(3)],
+    ids=["list", "no", "epoch", "none", "one"],
+)
+def test_a_checkpoint_without_tensors_by_name_says_what_it_holds(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no weights that can be told"):
+        read_foreign(saved(tmp_path / "w.pth", content))
+
+
+def test_a_cut_file_is_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", tensors)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(MAEError, match="cannot be read"):
+        read_foreign(path)
+
+
+def test_values_that_are_not_finite_are_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    tensors["blocks.0.norm1.weight"] = torch.full((24,), float("nan"))
+    with pytest.raises(MAEError, match=r"'blocks.0.norm1.weight' holds values that are not finite"):
+        read_foreign(saved(tmp_path / "w.pth", tensors))
+
+
+WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
+    "kernel of rank 2": ({"patch_embed.proj.weight": torch.zeros(24, 48)}, "no vision transformer"),
+    "kernel of another width": ({"patch_embed.proj.weight": torch.zeros(25, 3, 4, 4)}, "its encoder.s 1.92 times"),
+    "positions of rank 2": ({"pos_embed": torch.zeros(17, 24)}, r"pos_embed has shape \(17, 24\)"),
+    "positions of no grid": ({"pos_embed": torch.zeros(1, 14, 24)}, "no square number of them"),
+    "positions of another width": ({"pos_embed": torch.zeros(1, 17, 20)}, "expected"),
+    "no positions": ({"pos_embed": None}, "holds no pos_embed"),  # type: ignore[dict-item]
+    "a block of another shape": (
+        {"blocks.1.attn.proj.weight": torch.zeros(24, 25)},
+        "encoder.blocks.1.attn.proj.weight has",
+    ),
+    "a scalar": ({"blocks.0.mlp.fc1.weight": torch.tensor(1.0)}, "expected a tensor of rank 2"),
+    "a gap among the blocks": ({"blocks.7.norm1.weight": torch.ones(24)}, "not numbered from 0 on"),
+    "a block of a strange name": ({"blocks.x.norm1.weight": torch.ones(24)}, "not numbered from 0 on"),
+    "another grid in the decoder": ({"decoder_pos_embed": torch.zeros(1, 10, 16)}, "positions for a grid of 4x4"),
+    "other MLPs in the decoder": ({"decoder_blocks.0.mlp.fc1.weight": torch.zeros(40, 16)}, "MLPs are 2.5 times"),
+    "an empty tensor": ({"patch_embed.proj.weight": torch.zeros(24, 0, 4, 4)}, "in_chans is 0"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_shapes_that_fit_no_model_are_refused(what: str, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    changed, says = WRONG[what]
+    kept = {name: tensor for name, tensor in {**tensors, **changed}.items() if tensor is not None}
+    with pytest.raises((MAEError, UsageError), match=says) as caught:
+        load_foreign(saved(tmp_path / "w.pth", kept), told=TOLD, see_photographs=False)
+    assert "w.pth" in str(caught.value)
+
+
+def test_one_tensor_under_two_names_is_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", tensors | {"module.cls_token": tensors["cls_token"]})
+    with pytest.raises(MAEError, match="two tensors that are 'cls_token'"):
+        load_foreign(path, told=TOLD)
+
+
+def test_two_models_in_one_file_are_not_chosen_from(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    both = {f"{who}.{name}": tensor for who in ("student", "teacher") for name, tensor in tensors.items()}
+    with pytest.raises(UsageError, match="holds 2 encoders"):
+        load_foreign(saved(tmp_path / "w.pth", both), told=TOLD)
+
+
+def folder(tmp_path: Path, tensors: dict[str, Tensor], config: Any) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"num_attention_heads": "three"}, "num_heads"),
+        ({"num_attention_heads": 10**9}, "num_heads is 1000000000"),
+        ({"num_attention_heads": -1}, "num_heads is -1"),
+        ({"num_attention_heads": 5}, "does not divide"),
+        ({"image_size": [16, 16, 16]}, "img_size"),
+        ({"image_size": 0}, "image size 0x0"),
+        ({"layer_norm_eps": 1e9}, "norm_eps"),
+        ({"layer_norm_eps": float("nan")}, "norm_eps|nan"),
+        ({"mask_ratio": {}}, "mask_ratio"),
+        ({"pretrained_cfg": {"mean": "ImageNet"}}, "mean"),
+        ({"pretrained_cfg": {"mean": [0.5], "std": [0.5]}}, "mean"),
+        ("[1, 2]", "config.json"),
+        ("{" * 10000, "config.json"),
+        ('{"a": 1', "config.json"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_hostile_configuration_is_refused(config: Any, says: str, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    told = Told(decoder_num_heads=2, norm_pix_loss=True, num_heads=None if "num_att" in str(config) else 3)
+    with pytest.raises((MAEError, UsageError), match=says):
+        load_foreign(folder(tmp_path, tensors, config), told=told, see_photographs=False)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": {"a": "../outside.safetensors"}}, "files outside its folder"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "files outside its folder"),
+        ({"weight_map": {f"{number}": f"{number}" for number in range(2000)}}, "too many of them"),
+        ({"weight_map": [1]}, "names no files"),
+        ({}, "names no files"),
+    ],
+    ids=["up", "absolute", "many", "a list", "nothing"],
+)
+def test_a_hostile_index_is_refused(index: Any, says: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "outside.safetensors")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(MAEError, match=says):
+        read_foreign(tmp_path / "m")
+
+
+def test_a_divided_model_is_read_as_one(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    names = sorted(tensors)
+    half = len(names) // 2
+    weight_map = {}
+    for file, part in (("a.safetensors", names[:half]), ("b.safetensors", names[half:])):
+        save_file({name: tensors[name].contiguous() for name in part}, tmp_path / file)
+        weight_map |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert read_foreign(tmp_path).tensors.keys() == tensors.keys()
+    save_file({names[0]: torch.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(MAEError, match="is in two of its files"):
+        read_foreign(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not there; expected a file of weights"):
+        read_foreign(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="holds no weights; expected model.safetensors or pytorch_model.bin"):
+        read_foreign(tmp_path)
