@@ -20,6 +20,7 @@ COMMANDS = {
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of hidden patches, or fill a hole"),
     "import": ("mae.cli.import_weights", "take in weights of the official MAE, timm, Hugging Face and others"),
+    "export": ("mae.cli.export", "write a model as timm, Hugging Face or the official code read it, with proof"),
     "pack": ("mae.cli.pack", "write images into a few large files that are fast to read"),
     "plan": ("mae.cli.plan", "tell what a run would take, and the command for it"),
     "doctor": ("mae.cli.doctor", "check a run before it begins, or as it stands"),

@@ -45,7 +45,8 @@ def load_foreign(
     """
     foreign = read_foreign(path)
     named = bring_to_official(path, foreign.tensors)
-    known = _completed(path, named, overridden(told_beside(foreign), told or Told()))
+    said = overridden(told_beside(foreign), told or Told())
+    known = _completed(path, named, said)
     try:
         converted = convert(named.encoder, named.decoder, known)
     except (MAEError, UsageError) as error:
@@ -53,6 +54,8 @@ def load_foreign(
     check_weights(path, converted, biased=known.qkv_bias is not False, rows_first=bool(known.rows_first))
     model, report = _filled(path, named, converted, licence_beside(foreign), allow_partial)
     notes = list(report.notes)
+    if said.mean is None:
+        notes.append("channel statistics are not known" if known.mean is None else "channel statistics are ImageNet's")
     if report.encoder.tensors == report.encoder.tensors_expected:
         notes.append(prove_encoder(path, named, model, slack=converted.slack))
     if isinstance(model, MaskedAutoencoder):

@@ -167,11 +167,13 @@ def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file says that this package wrote it; False too where it is no safetensors file that can be read."""
+    """Whether this package wrote a file, which may have lost its record since; False where it cannot be read."""
     try:
         check_header(path)
         with safe_open(path, framework="pt") as file:
-            return _KEY in (file.metadata() or {})
+            kernel = "encoder.patch_embed.proj.weight"  # of others it has a rank of 4
+            ours = kernel in file.keys() and len(file.get_slice(kernel).get_shape()) == 2
+            return ours or _KEY in (file.metadata() or {})
     except (OSError, SafetensorError):
         return False
 

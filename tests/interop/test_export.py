@@ -1,0 +1,184 @@
+"""Models that go out: what the library answers is what the model answers, and what would not is never written."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import tiny_model
+from torch import nn
+
+import mae
+from mae.cli import main
+from mae.errors import MAEError, UsageError
+from mae.interop import export
+from mae.interop.answer import ANSWERS, answers_of
+from mae.interop.export import TOLERANCE, export_model
+from mae.interop.forms import FORMS, OFFICIAL_FILE
+from mae.interop.opening import open_model
+from mae.models.pretrained import PretrainedEncoder
+from mae.models.probe import probe_of
+from mae.models.storage import model_metadata, save_model
+from mae.models.zoo import create_model
+
+STATISTICS: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+SQUARE: dict[str, Any] = {"img_size": 16, **STATISTICS}
+SIZES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "square": (SQUARE, set(FORMS)),
+    "wide": ({"img_size": (8, 24)}, {"timm", "hf-vit", "official", "safetensors"}),
+    "tall patch": ({"img_size": (16, 24), "patch_size": (8, 4)}, {"timm", "hf-vit", "official", "safetensors"}),
+    "one channel": ({"img_size": 16, "in_chans": 1}, set(FORMS)),
+    "13 channels": ({"img_size": 8, "in_chans": 13, "mask_ratio": 0.5}, set(FORMS)),
+    "learned positions": ({"img_size": 16, "pos_embed": "learned"}, set(FORMS)),
+    "plain pixels": ({"img_size": 16, "norm_pix_loss": False, "mask_ratio": 0.6}, set(FORMS)),
+    "eps": ({"img_size": 16, "norm_eps": 1e-3}, {"hf-vit", "hf-vitmae", "safetensors"}),
+    "no class token": ({"img_size": 16, "cls_token": False}, {"timm", "safetensors"}),
+    "cross decoder": ({"img_size": 16, "decoder": "cross"}, {"timm", "hf-vit", "safetensors"}),
+    "gaps": ({"img_size": 16, "no_data": "nan"}, {"safetensors"}),
+}
+
+
+def written(folder: Path, model: PretrainedEncoder, licence: str | None = None) -> Path:
+    path = folder / "mine.safetensors"
+    save_model(model, path, model_metadata(model, probe=probe_of(model), licence=licence))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", SIZES)
+def test_each_form_answers_as_the_model_or_refuses_it(size: str, form: str, tmp_path: Path) -> None:
+    changes, forms = SIZES[size]
+    model = tiny_model(**changes).eval()
+    if form not in forms:
+        with pytest.raises(UsageError, match=f"--to {form}"):
+            FORMS[form].check(model)
+        return
+    FORMS[form].check(model)
+    FORMS[form].write(model, tmp_path, None)
+    inputs = export._inputs(model)
+    theirs, ours = ANSWERS[form](tmp_path, inputs), answers_of(model, inputs)
+    assert set(theirs) == ({"tokens"} if form in ("timm", "hf-vit") else set(ours))
+    for name, answer in theirs.items():
+        assert export._difference(answer, ours[name]) < TOLERANCE, name
+
+
+@pytest.mark.parametrize("form", ["hf-vitmae", "official", "safetensors"])
+@pytest.mark.parametrize("size", ["square", "learned positions", "13 channels", "plain pixels"])
+def test_a_round_trip_is_bit_identical(size: str, form: str, tmp_path: Path) -> None:
+    model = tiny_model(**SIZES[size][0]).eval()
+    FORMS[form].write(model, tmp_path, None)
+    path = tmp_path / OFFICIAL_FILE if form == "official" else tmp_path
+    back, _ = open_model(path, see_photographs=False)
+    assert model.config is not None and back.config is not None
+    left_out = {} if size == "square" or form == "safetensors" else {"mean": None, "std": None}
+    assert replace(back.config, **left_out) == replace(model.config, **left_out)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("form", ["timm", "hf-vit"])
+def test_an_encoder_comes_back_bit_by_bit(form: str, tmp_path: Path) -> None:
+    model = tiny_model(**SQUARE).eval()
+    FORMS[form].write(model, tmp_path, "MIT")
+    back, report = open_model(tmp_path)
+    assert back.config is not None and back.config.mean == STATISTICS["mean"]
+    assert report.origin["licence"] == ("MIT" if form == "timm" else None)
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(back.encoder.state_dict()[name], tensor), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, tiny_model(**SQUARE), licence="CC-BY-4.0")
+    assert main(["export", "mine.safetensors", "--to", form, "--out", "out"]) == 0
+    told = capsys.readouterr().out
+    assert "tokens      largest difference" in told and "Export in out, read it by:" in told
+    proof = json.loads((tmp_path / "out" / "proof.json").read_text())
+    assert proof["form"] == form and 0 <= proof["differences"]["tokens"] < TOLERANCE and proof["versions"]["torch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.safetensors", "out"]
+    usage = told.strip().splitlines()[-1]
+    scope: dict[str, Any] = {name: __import__(name) for name in ("timm", "transformers", "torch", "mae")}
+    assert eval(usage, scope) is not None  # what is printed is what a user types
+    assert main(["export", "mine.safetensors", "--to", form, "--out", "out"]) == 2
+    assert "out is there already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mae_vit_tiny_patch16", "mae_vit_base_patch16_dec512d8b"])
+def test_named_sizes_go_out_and_come_back(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = create_model(name, **STATISTICS).eval()
+    for form in ("timm", "hf-vitmae"):
+        folder = tmp_path / form
+        folder.mkdir()
+        FORMS[form].write(model, folder, None)
+        inputs = export._inputs(model)
+        for answer, found in ANSWERS[form](folder, inputs).items():
+            assert export._difference(found, answers_of(model, inputs)[answer]) < TOLERANCE, answer
+
+
+def without_biases(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {n: torch.zeros_like(t) if "query.bias" in n else t for n, t in tensors.items()}, folder / "model.safetensors"
+    )
+
+
+def other_eps(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-2}))
+
+
+def no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (without_biases, "the export to hf-vit does not answer as the model does: tokens differs by"),
+        (other_eps, "does not answer as the model does"),
+        (no_json, "cannot be read by its library"),
+    ],
+)
+def test_an_export_that_answers_otherwise_is_never_left(
+    damage: Callable[[Path], None], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FORMS["hf-vit"]
+
+    def write(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
+        form.write(model, folder, licence)
+        damage(folder)
+
+    monkeypatch.setattr(export, "FORMS", {**FORMS, "hf-vit": replace(form, write=write)})
+    path = written(tmp_path, tiny_model(**SQUARE))
+    with pytest.raises(MAEError, match=says):
+        export_model(path, to="hf-vit", out=tmp_path / "out")
+    assert [found.name for found in tmp_path.iterdir()] == ["mine.safetensors"]
+
+
+def test_what_cannot_be_proved_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, tiny_model(**SQUARE))
+    with pytest.raises(UsageError, match="unknown form to export to 'tim'; did you mean timm"):
+        export_model(path, to="tim", out=tmp_path / "out")
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="--to timm is proved by timm, which is not installed: pip install timm"):
+        export_model(path, to="timm", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_encoder_alone_has_no_decoder_to_export(tmp_path: Path) -> None:
+    model = tiny_model(**SQUARE)
+    alone = PretrainedEncoder(encoder=model.encoder, config=model.config)
+    with pytest.raises(UsageError, match="holds a decoder, which this model has not"):
+        FORMS["hf-vitmae"].check(alone)
+    FORMS["official"].write(alone, tmp_path, None)
+    back, _ = open_model(tmp_path / OFFICIAL_FILE)
+    assert type(back) is PretrainedEncoder and isinstance(mae.load(tmp_path / OFFICIAL_FILE).encoder, nn.Module)
