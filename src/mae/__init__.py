@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mae.models.encoder import Features as Features
     from mae.models.encoder import MAEEncoder as MAEEncoder
     from mae.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
+    from mae.models.pretrained import MapBackbone as MapBackbone
     from mae.models.pretrained import PretrainedEncoder as PretrainedEncoder
     from mae.models.zoo import create_model as create_model
     from mae.models.zoo import list_models as list_models
@@ -54,6 +55,7 @@ _WHERE = {
     "Features": "mae.models.encoder",
     "MAEEncoder": "mae.models.encoder",
     "MaskedAutoencoder": "mae.models.masked_autoencoder",
+    "MapBackbone": "mae.models.pretrained",
     "PretrainedEncoder": "mae.models.pretrained",
     "create_model": "mae.models.zoo",
     "list_models": "mae.models.zoo",

@@ -1,11 +1,13 @@
 """The Vision Transformer that sees only the visible patches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from mae.errors import UsageError
 from mae.layers.patch_embed import PatchEmbed, patch_grid
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
@@ -21,12 +23,15 @@ class Features:
         mean: the mean of the patch tokens.
         patches: the patch tokens in raster order.
         grid: rows and columns of the patch tokens.
+        layers: patch tokens as they leave the blocks that were asked for, in that order, before the last norm; maps
+            `[B, D, rows, columns]` where those were asked for.
     """
 
     cls: Float[Tensor, "B D"] | None
     mean: Float[Tensor, "B D"]
     patches: Float[Tensor, "B N D"]
     grid: Grid
+    layers: tuple[Float[Tensor, "B ..."], ...] = ()
 
 
 class MAEEncoder(nn.Module):
@@ -110,13 +115,36 @@ class MAEEncoder(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         return x
 
-    def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
+    def encode(self, images: Float[Tensor, "B C H W"], *, layers: Sequence[int] = (), as_map: bool = False) -> Features:
         """Features of whole images: nothing is masked, and nothing is random but drop path, in training mode.
 
+        Args:
+            images: normalised images.
+            layers: numbers of blocks whose patch tokens are wanted too, from 0; a negative one counts from the end.
+            as_map: give those as maps.
+
         Raises:
-            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for; no such block.
         """
-        tokens = self(images)
+        numbers = [self._block(number) for number in layers]
+        grid, x = self.patch_embed.grid(images), self._embed(images, None)
+        left: dict[int, Tensor] = {}
+        for number, block in enumerate(self.blocks):
+            x = self.blocks.through(block, x)
+            if number in numbers:
+                left[number] = x[:, self.num_prefix :]
+        tokens = self.norm(x)
         patches = tokens[:, self.num_prefix :]
-        cls = tokens[:, 0] if self.num_prefix else None
-        return Features(cls=cls, mean=patches.mean(dim=1), patches=patches, grid=self.patch_embed.grid(images))
+        return Features(
+            cls=tokens[:, 0] if self.num_prefix else None,
+            mean=patches.mean(dim=1),
+            patches=patches,
+            grid=grid,
+            layers=tuple(left[n].mT.unflatten(2, grid) if as_map else left[n] for n in numbers),
+        )
+
+    def _block(self, number: int) -> int:
+        depth = len(self.blocks)
+        if not -depth <= number < depth:
+            raise UsageError(f"layer {number} is asked for; this encoder has blocks 0 to {depth - 1}")
+        return number % depth

@@ -1,8 +1,12 @@
 """An encoder that was trained, and what it was built from."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mae.errors import UsageError
 from mae.models.config import ModelConfig
 from mae.models.encoder import Features, MAEEncoder
 
@@ -21,10 +25,49 @@ class PretrainedEncoder(nn.Module):
         self.encoder = encoder
         self.config = config
 
-    def encode(self, images: Float[Tensor, "B C H W"]) -> Features:
-        """Features of whole images, never masked: `cls`, `mean` and `patches` in raster order.
+    def encode(self, images: Float[Tensor, "B C H W"], *, layers: Sequence[int] = (), as_map: bool = False) -> Features:
+        """Features of whole images, never masked: `cls`, `mean` and `patches` in raster order, and those of `layers`.
+
+        Args:
+            images: normalised images.
+            layers: numbers of blocks whose patch tokens are wanted too, from 0, such as `[3, 5, 7, 11]`.
+            as_map: give those as maps `[B, D, rows, columns]`.
 
         Raises:
-            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for; no such block.
         """
-        return self.encoder.encode(images)
+        return self.encoder.encode(images, layers=layers, as_map=as_map)
+
+
+class MapBackbone(nn.Module):
+    """Maps of some blocks by name, as torchvision's detectors want a backbone.
+
+    Every map has the grid of the patches: a pyramid is the detector's own affair.
+
+    Args:
+        model: whose encoder is taken, not copied.
+        layers: numbers of blocks, from 0; the maps are called `0`, `1` and so on, in this order.
+
+    Attributes:
+        out_channels: channels of each map.
+
+    Raises:
+        UsageError: no blocks are named.
+    """
+
+    def __init__(self, model: PretrainedEncoder, *, layers: Sequence[int]) -> None:
+        super().__init__()
+        if not layers:
+            raise UsageError("a backbone needs layers: numbers of blocks, such as [3, 5, 7, 11]")
+        self.encoder = model.encoder
+        self.layers = tuple(layers)
+        self.out_channels = model.encoder.embed_dim
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> OrderedDict[str, Float[Tensor, "B D h w"]]:
+        """The maps of normalised images.
+
+        Raises:
+            UsageError: see `PretrainedEncoder.encode`.
+        """
+        maps = self.encoder.encode(images, layers=self.layers, as_map=True).layers
+        return OrderedDict((str(number), found) for number, found in enumerate(maps))
