@@ -17,6 +17,7 @@ from mae.cli import main
 from mae.errors import MAEError, UsageError
 from mae.interop import export
 from mae.interop.answer import ANSWERS, answers_of
+from mae.interop.card import model_card
 from mae.interop.export import TOLERANCE, export_model
 from mae.interop.forms import FORMS, OFFICIAL_FILE
 from mae.interop.opening import open_model
@@ -101,6 +102,7 @@ def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch
     assert "tokens      largest difference" in told and "Export in out, read it by:" in told
     proof = json.loads((tmp_path / "out" / "proof.json").read_text())
     assert proof["form"] == form and 0 <= proof["differences"]["tokens"] < TOLERANCE and proof["versions"]["torch"]
+    assert "# " in (tmp_path / "out" / "README.md").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.safetensors", "out"]
     usage = told.strip().splitlines()[-1]
     scope: dict[str, Any] = {name: __import__(name) for name in ("timm", "transformers", "torch", "mae")}
@@ -182,3 +184,34 @@ def test_an_encoder_alone_has_no_decoder_to_export(tmp_path: Path) -> None:
     FORMS["official"].write(alone, tmp_path, None)
     back, _ = open_model(tmp_path / OFFICIAL_FILE)
     assert type(back) is PretrainedEncoder and isinstance(mae.load(tmp_path / OFFICIAL_FILE).encoder, nn.Module)
+
+
+def test_the_card_tells_what_the_run_says_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "pretrain builtin:photos --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --out run"
+    assert main([*words.split(), "--device", "cpu", "--workers", "0"]) == 0
+    told: dict[str, Any] = {
+        "path": Path("run"),
+        "licence": None,
+        "library": "timm",
+        "usage": "read(it)",
+        "whole": False,
+    }
+    model, report = open_model(Path("run"))
+    before = model_card(model, report, **told)
+    assert "None are recorded" in before and "| images from | builtin:photos |" in before and "decoder" not in before
+    assert (
+        "| images seen | 8 in 2 steps |" in before
+        and "license:" not in before
+        and "Licence of the weights: not said" in before
+    )
+    assert main("evaluate knn run --data builtin:photos --device cpu".split()) == 0
+    record = json.loads((tmp_path / "run" / "evaluation" / "knn.json").read_text())
+    after = model_card(model, report, **{**told, "whole": True, "licence": "CC-BY-4.0"})
+    top1 = record["result"]["this model"]["mean"]["20"]["top1"]
+    assert f"| knn, builtin:photos, mean 20 | {top1:.1%} |" in after and "| decoder | 128 wide" in after
+    assert "license: cc-by-4.0\nlibrary_name: timm" in after
+    other = create_model("mae_vit_lesson_patch4", **STATISTICS)
+    assert "None are recorded" in model_card(other, report, **told)  # those of other weights are not its own
+    hostile = model_card(model, report, **{**told, "licence": "MIT\nlibrary_name: evil | <b>"})
+    assert "license: other\n" in hostile and "library_name: evil" not in hostile.split("# ")[0]

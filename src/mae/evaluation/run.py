@@ -179,7 +179,7 @@ class Evaluator:
         record = Evaluation(
             protocol=name,
             model=self.extractor.name,
-            weights=_digest(self.extractor.identity),
+            weights=digest_of(self.extractor.identity),
             data={"source": self._spec, "test_source": self._test, **subject.facts()},
             constants=asdict(protocol),  # type: ignore[call-overload]
             seed=self.seed,
@@ -300,7 +300,8 @@ class Evaluator:
         return self._gallery
 
 
-def _digest(identity: str | None) -> str | None:
+def digest_of(identity: str | None) -> str | None:
+    """An extractor's identity as records hold it: 16 hexadecimal digits."""
     return None if identity is None else hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ from mae import records
 from mae.errors import MAEError, UsageError
 from mae.evaluation.record import versions
 from mae.interop.answer import Inputs, answers_of
+from mae.interop.card import model_card
 from mae.interop.forms import FORMS, Form
 from mae.interop.opening import open_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -25,8 +26,8 @@ from mae.models.pretrained import PretrainedEncoder
 TOLERANCE = 1e-5
 """Largest difference of what the library answers, relative to the largest value, in float32."""
 
-PROOF = "proof.json"
-"""What was compared, in the export's folder."""
+PROOF, CARD = "proof.json", "README.md"
+"""What was compared, and what the model is, in the export's folder."""
 
 _IMAGES, _SEED = 2, 0
 
@@ -71,8 +72,14 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        form.write(model, beside, licence or report.origin.get("licence"))
+        terms = licence or report.origin.get("licence")
+        form.write(model, beside, terms)
         differences = _prove(model, form, beside)
+        whole = "prediction" in differences
+        card = model_card(
+            model, report, path=path, licence=terms, library=form.library, usage=form.usage(out), whole=whole
+        )
+        (beside / CARD).write_text(card)
         proof = {"form": to, "differences": differences, "tolerance": TOLERANCE, "versions": versions()}
         records.write_json(beside / PROOF, proof)
         beside.replace(out)

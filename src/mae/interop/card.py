@@ -1,0 +1,175 @@
+"""A model card from what a model's file and its run say of themselves, and from nothing else."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mae.errors import UsageError
+from mae.evaluation.extractors import model_extractor
+from mae.evaluation.run import digest_of
+from mae.models.config import ModelConfig
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
+from mae.models.storage import LoadReport
+from mae.models.summary import summarise
+from mae.records import read_json
+from mae.training.run_folder import RunFolder
+
+_NOT_SAID = "not said"
+_LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+
+
+def model_card(
+    model: PretrainedEncoder,
+    report: LoadReport,
+    *,
+    path: Path,
+    licence: str | None,
+    library: str | None,
+    usage: str,
+    whole: bool,
+) -> str:
+    """What the model is, what it was trained on and how, what it reached, what it cannot do, and its terms; Markdown.
+
+    Args:
+        model: what is described.
+        report: how it was loaded.
+        path: where it was loaded from; of a run folder its records are told too.
+        licence: terms the weights come under; None: not known.
+        library: that the card is for, such as `timm`; None for none.
+        usage: Python that reads it.
+        whole: whether the decoder, where there is one, goes with it.
+    """
+    config = model.config
+    assert config is not None  # it was loaded by one
+    named = "other" if licence and not _LICENCE_NAME.fullmatch(licence) else licence
+    head = {"license": named and named.lower(), "library_name": library}
+    decoder = model if whole and isinstance(model, MaskedAutoencoder) else None
+    lines = [
+        "---",
+        *(f"{name}: {value}" for name, value in head.items() if value is not None),
+        "tags: [masked-autoencoder, image-feature-extraction]",
+        "---",
+        "",
+        "# The encoder of a masked autoencoder" if decoder is None else "# A masked autoencoder",
+        "",
+        *_table("", "", _what(config)),
+        *_table("", "", [] if decoder is None else _decoder(config)),
+        "## Training",
+        "",
+        *_table("", "", _training(report, path)),
+        "## Results",
+        "",
+        *(_table("protocol, images, features", "top-1", list(_results(model, path))) or ["None are recorded.", ""]),
+        "## Limits",
+        "",
+        *_limits(config),
+        "",
+        "## Use",
+        "",
+        "```python",
+        usage,
+        "```",
+        "",
+        f"Licence of the weights: {licence or _NOT_SAID}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+Rows = list[tuple[str, str]]
+
+
+def _table(first: str, second: str, rows: Rows) -> list[str]:
+    if not rows:
+        return []
+    cells = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
+    return [f"| {first} | {second} |", "| --- | --- |", *cells, ""]
+
+
+def _cell(text: str) -> str:
+    """Text that may come from a file, in one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _what(config: ModelConfig) -> Rows:
+    summary = summarise(config)
+    rows = [
+        ("images", f"{config.img_size[0]} x {config.img_size[1]} pixels, {config.in_chans} channels"),
+        ("patches", f"{config.patch_size[0]} x {config.patch_size[1]} pixels"),
+        ("encoder", f"{config.embed_dim} wide, {config.depth} blocks, {config.num_heads} heads"),
+        ("its parameters", f"{summary.encoder_params:,}"),
+        ("channel means", _NOT_SAID if config.mean is None else ", ".join(f"{value:g}" for value in config.mean)),
+        ("channel deviations", _NOT_SAID if config.std is None else ", ".join(f"{value:g}" for value in config.std)),
+    ]
+    if config.channels is not None:
+        rows.append(("channels", ", ".join(config.channels)))
+    return rows
+
+
+def _decoder(config: ModelConfig) -> Rows:
+    width, depth, heads = config.decoder_embed_dim, config.decoder_depth, config.decoder_num_heads
+    target = "patches standardised one by one" if config.norm_pix_loss else "plain pixels"
+    return [
+        ("decoder", f"{width} wide, {depth} blocks, {heads} heads"),
+        ("predicts", f"{target}, {config.mask_ratio:.0%} of the patches hidden"),
+    ]
+
+
+def _training(report: LoadReport, path: Path) -> Rows:
+    """What the file says of its origin and, of a run, what the run says; of a path its last part alone."""
+    origin = report.origin
+    source = origin.get("data_source")
+    rows = [
+        ("recipe", str(origin.get("recipe") or _NOT_SAID)),
+        ("images from", Path(str(source)).name if source else _NOT_SAID),
+        ("imported from", str(origin.get("imported_from") or "")),
+    ]
+    run = RunFolder(path)
+    if run.holds_run and run.data.exists():
+        rows.append(("images", f"{read_json(run.data).get('images'):,}"))
+    if run.holds_run and run.summary.exists():
+        summary = read_json(run.summary)
+        rows.append(("images seen", f"{summary['samples']:,} in {summary['steps']:,} steps"))
+        rows.append(
+            ("loss", f"{summary['loss']:.4g}, of the mean predictor {summary['yardsticks']['mean_of_visible']:.4g}")
+        )
+    return [(name, value) for name, value in rows if value]
+
+
+def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
+    """Accuracies that were recorded beside a run, of these very weights."""
+    try:
+        weights = digest_of(model_extractor(model, name="model").identity)
+    except UsageError:  # without statistics nothing was ever evaluated
+        return
+    for file in sorted((path / "evaluation").glob("*.json")):
+        record = read_json(file)
+        result = record.get("result")
+        if record.get("weights") != weights or not isinstance(result, Mapping):
+            continue
+        source = Path(str(record["data"].get("source"))).name
+        for features, value in _accuracies(result.get("this model", result)):
+            yield f"{record['protocol']}, {source}, {features}", f"{value:.1%}"
+
+
+def _accuracies(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every `top1` in a record, with what stands above it."""
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        if key == "top1" and isinstance(value, int | float):
+            yield name or "whole model", float(value)
+        else:
+            yield from _accuracies(value, f"{name} {key}".strip())
+
+
+def _limits(config: ModelConfig) -> list[str]:
+    lines = [
+        "- It was trained without labels and names no classes; its features need a head of yours.",
+        "- What it learned is what its images show. On images of another kind try it before you trust it.",
+    ]
+    if config.pos_embed == "learned":
+        lines.append(f"- Its positions know images of {config.img_size[0]} x {config.img_size[1]} pixels alone.")
+    if config.mean is None:
+        lines.append("- How its images were normalised is not known.")
+    return lines
