@@ -183,7 +183,7 @@ def test_no_known_name_at_all_shows_what_is_there(tmp_path: Path) -> None:
         (Told(norm_pix_loss=True), "how many attention heads 2 blocks of width 24 have; give --num-heads"),
         (Told(num_heads=3, norm_pix_loss=True), "give --decoder-num-heads"),
         (Told(**HEADS), "does not say what its decoder predicts; give --norm-pix-loss"),
-        (Told(**HEADS, norm_pix_loss=True, img_size=(32, 32)), "positions of 24 patches, not the 8x8"),
+        (Told(**HEADS, norm_pix_loss=True, trained_size=(32, 32)), "positions of 24 patches, not the 8x8"),
     ],
 )
 def test_what_nobody_says_is_asked_for(told: Told, says: str, tmp_path: Path) -> None:

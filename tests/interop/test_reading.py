@@ -224,7 +224,7 @@ def folder(tmp_path: Path, tensors: dict[str, Tensor], config: Any) -> Path:
         ({"num_attention_heads": 10**9}, "num_heads is 1000000000"),
         ({"num_attention_heads": -1}, "num_heads is -1"),
         ({"num_attention_heads": 5}, "does not divide"),
-        ({"image_size": [16, 16, 16]}, "img_size"),
+        ({"image_size": [16, 16, 16]}, "trained_size"),
         ({"image_size": 0}, "image size 0x0"),
         ({"layer_norm_eps": 1e9}, "norm_eps"),
         ({"layer_norm_eps": float("nan")}, "norm_eps|nan"),

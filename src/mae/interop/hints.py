@@ -41,7 +41,7 @@ def _of_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "norm_pix_loss": options.get("norm_pix_loss"),
         "mask_ratio": options.get("mask_ratio"),
-        "img_size": None if side is None else [side, side],
+        "trained_size": None if side is None else [side, side],
     }
 
 
@@ -52,12 +52,17 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
         model = config.get("model_args") if isinstance(config.get("model_args"), dict) else {}
         heads = model.get("num_heads") if isinstance(model, dict) else None
         img_size = size[1:] if isinstance(size, list) else None
-        return {"mean": arguments.get("mean"), "std": arguments.get("std"), "img_size": img_size, "num_heads": heads}
+        return {
+            "mean": arguments.get("mean"),
+            "std": arguments.get("std"),
+            "trained_size": img_size,
+            "num_heads": heads,
+        }
     side = config.get("image_size")
     return {
         "num_heads": config.get("num_attention_heads"),
         "decoder_num_heads": config.get("decoder_num_attention_heads"),
-        "img_size": [side, side] if isinstance(side, int) else side,
+        "trained_size": [side, side] if isinstance(side, int) else side,
         "norm_pix_loss": config.get("norm_pix_loss"),
         "mask_ratio": config.get("mask_ratio"),
         "norm_eps": config.get("layer_norm_eps"),

@@ -37,7 +37,7 @@ class Told:
     Attributes:
         num_heads: attention heads of the encoder.
         decoder_num_heads: attention heads of the decoder.
-        img_size: height and width of the images that the positions were made for.
+        trained_size: height and width of the images that the positions were made for.
         norm_pix_loss: whether the target standardises each patch.
         mask_ratio: share of patches hidden.
         norm_eps: in every layer norm.
@@ -49,7 +49,7 @@ class Told:
 
     num_heads: int | None = None
     decoder_num_heads: int | None = None
-    img_size: tuple[int, int] | None = None
+    trained_size: tuple[int, int] | None = None
     norm_pix_loss: bool | None = None
     mask_ratio: float | None = None
     norm_eps: float | None = None
@@ -138,7 +138,7 @@ def _places(
 ) -> StoredPositions:
     if name not in tensors:
         raise MAEError(f"it holds no {name}, so where its patches stand is not known")
-    grid = None if told.img_size is None else patch_grid(*told.img_size, patch)
+    grid = None if told.trained_size is None else patch_grid(*told.trained_size, patch)
     return understand_positions(tensors[name], name=name, num_prefix=num_prefix, grid=grid)
 
 

@@ -1,15 +1,37 @@
 """Any model there is a file of: one of this package, or of others."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mae.errors import UsageError
+from mae.interop.adapt import Stem, rechannelled, resized
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.probe import probe_of
 from mae.models.storage import LoadReport, is_own, load_with_report, model_metadata, save_model
 from mae.training.run_folder import RunFolder, find_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What an imported model is to be, where that is another thing than it was.
+
+    Attributes:
+        img_size: height and width of its images, see `resized`; None: as it was.
+        in_chans: channels of its images, see `rechannelled`; None: as it was.
+        stem: the rule for new channels.
+        mean: per-channel mean of its images, values in [0, 1]; None: what is told beside the weights.
+        std: per-channel deviation, likewise.
+        licence: the terms its weights come under; None: what is told beside them.
+    """
+
+    img_size: tuple[int, int] | None = None
+    in_chans: int | None = None
+    stem: Stem | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    licence: str | None = None
 
 
 def open_model(
@@ -49,32 +71,55 @@ def _own_weights(path: Path) -> Path | None:
 
 
 def bring_in(
-    path: Path, out: Path, *, licence: str | None = None, **options: Any
+    path: Path, out: Path, *, wanted: Wanted, told: Told, allow_partial: float | None, see_photographs: bool
 ) -> tuple[PretrainedEncoder, LoadReport]:
     """Write any model as a file of this package, and read it again.
 
     Args:
         path: see `open_model`.
         out: a new file that ends in `.safetensors`, or a new folder, which gets `model.safetensors`.
-        licence: the terms the weights come under; None: what is told beside them.
-        options: see `open_model`.
+        wanted: what is to be another than it was.
+        told: see `load_foreign`.
+        allow_partial: see `open_model`.
+        see_photographs: see `load_foreign`.
 
     Returns:
         The model as read again, and what was loaded at first.
 
     Raises:
-        UsageError: see `open_model`; `out` is there already.
+        UsageError: see `open_model`; `out` is there already, or what is wanted cannot be made.
         MAEError: see `open_model`; it could not be written.
     """
     target = out if out.suffix == ".safetensors" else out / "model.safetensors"
     if target.exists():
         raise UsageError(f"{target} is there already; give --out another name, or delete it first")
-    model, report = open_model(path, **options)
+    if wanted.in_chans is None:  # else the statistics that are told are those of the new channels
+        told = replace(told, mean=wanted.mean, std=wanted.std)
+    model, report = open_model(path, told=told, allow_partial=allow_partial, see_photographs=see_photographs)
+    model, notes = _as_wanted(model, wanted)
+    report = replace(report, notes=(*report.notes, *notes))
     metadata = model_metadata(
         model,
-        licence=licence or report.origin.get("licence"),
+        licence=wanted.licence or report.origin.get("licence"),
         origin={name: value for name, value in report.origin.items() if name not in ("licence", "versions")},
         probe=probe_of(model),
     )
     save_model(model, target, metadata)
     return load_with_report(target)[0], report
+
+
+def _as_wanted(model: PretrainedEncoder, wanted: Wanted) -> tuple[PretrainedEncoder, list[str]]:
+    notes = []
+    assert model.config is not None
+    if (wanted.in_chans is None) != (wanted.stem is None):
+        raise UsageError(
+            "--in-chans and --stem go together: the stem (mean or repeat) says what becomes of the weights of "
+            f"{model.config.in_chans} channels"
+        )
+    if wanted.in_chans is not None and wanted.stem is not None:
+        model, note = rechannelled(model, wanted.in_chans, wanted.stem, mean=wanted.mean, std=wanted.std)
+        notes.append(note)
+    if wanted.img_size is not None:
+        model, note = resized(model, wanted.img_size)
+        notes.append(note)
+    return model, notes

@@ -59,7 +59,7 @@ def understand_positions(
         there = "no square number of them" if grid is None else f"not the {grid[0]}x{grid[1]} of these images"
         raise UsageError(
             f"{name} holds positions of {rows - num_prefix} patches, {there}; give the size of the images it was "
-            "trained on with --img-size"
+            "trained on with --trained-size"
         )
     lead, known_grid, kind = min(fitting, key=lambda item: (item[2] == "learned", -item[0]))
     table = stored[0, lead:].float()

@@ -1,0 +1,90 @@
+"""An encoder for other sizes and channels: by named rules, equal to timm's, and told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import HEADS, official, saved
+from timm.layers import resample_abs_pos_embed
+from timm.models import adapt_input_conv
+from tiny import images_for, tiny_model
+from torch.testing import assert_close
+
+from mae.errors import UsageError
+from mae.interop.adapt import Stem, rechannelled, resample, resized
+from mae.interop.official import Told
+from mae.interop.opening import Wanted, bring_in
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
+
+TOLD = Told(**HEADS, norm_pix_loss=True)
+
+
+@pytest.mark.parametrize("new", [(2, 3), (8, 12), (7, 5), (4, 6)], ids=str)
+def test_learned_positions_are_resampled_as_timm_does(new: tuple[int, int]) -> None:
+    table = torch.randn(24, 16)
+    expected = resample_abs_pos_embed(table.unsqueeze(0), list(new), [4, 6], num_prefix_tokens=0)[0]
+    assert_close(resample(table, (4, 6), new), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sincos2d", "learned"])
+def test_a_model_takes_another_size(kind: str) -> None:
+    model = tiny_model(pos_embed=kind).eval()
+    larger, note = resized(model, (32, 24))
+    assert isinstance(larger, MaskedAutoencoder) and larger.config is not None and larger.config.grid == (8, 6)
+    assert note == f"positions {'computed for' if kind == 'sincos2d' else 'resampled (bicubic) to'} a grid of 8x6"
+    images = torch.randn(1, 3, 32, 24)
+    assert larger.encode(images).patches.shape == (1, 48, 24)
+    if kind == "sincos2d":  # any size is known to it
+        assert torch.equal(larger.encode(images).patches, model.encode(images).patches)
+    same, _ = resized(model, (16, 24))
+    assert torch.equal(same.encode(images_for(model)).patches, model.encode(images_for(model)).patches)
+
+
+@pytest.mark.parametrize("channels", [1, 5, 6, 13])
+@pytest.mark.parametrize("stem", ["mean", "repeat"])
+def test_channels_change_by_a_named_rule(stem: Stem, channels: int) -> None:
+    model = tiny_model(mean=(0.1, 0.2, 0.3), std=(0.1, 0.2, 0.3)).eval()
+    changed, note = rechannelled(model, channels, stem)
+    assert type(changed) is PretrainedEncoder and changed.config is not None
+    assert changed.config.mean is None and changed.config.in_chans == channels
+    assert note == f"stem by {stem}: 3 channels became {channels}, the decoder is left behind"
+    grey = images_for(model)[:, :1]
+    expected = model.encode(grey.expand(-1, 3, -1, -1)).patches
+    if stem == "mean" or channels % 3 == 0:
+        assert_close(changed.encode(grey.expand(-1, channels, -1, -1)).patches, expected, rtol=1e-4, atol=1e-4)
+    kernel = changed.encoder.patch_embed.proj.weight.reshape(24, channels, 4, 4)
+    old = model.encoder.patch_embed.proj.weight.reshape(24, 3, 4, 4)
+    if stem == "repeat" and channels > 1:  # of one channel timm takes the sum, which is what mean gives
+        assert_close(kernel, adapt_input_conv(channels, old.detach()))
+    if stem == "mean" and channels == 1:
+        assert_close(kernel, adapt_input_conv(1, old.detach()))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (Wanted(in_chans=13), "--in-chans and --stem go together"),
+        (Wanted(stem="mean"), "--in-chans and --stem go together"),
+        (Wanted(img_size=(17, 24)), "not a multiple of the patch size"),
+        (Wanted(in_chans=0, stem="mean"), "in_chans is 0"),
+        (Wanted(in_chans=2, stem="mean", mean=(0.5,) * 3), "expected 2 finite numbers"),
+    ],
+    ids=["no stem", "no channels", "size", "none", "statistics"],
+)
+def test_what_cannot_be_done_is_refused(wanted: Wanted, says: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", official(tiny_model()))
+    with pytest.raises(UsageError, match=says):
+        bring_in(path, tmp_path / "out", wanted=wanted, told=TOLD, allow_partial=None, see_photographs=False)
+    assert [found.name for found in tmp_path.iterdir()] == ["w.pth"]
+
+
+def test_an_import_adapts_and_says_so(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", official(tiny_model()))
+    wanted = Wanted(img_size=(32, 48), in_chans=2, stem="repeat", mean=(0.5, 0.4), std=(0.2, 0.1))
+    model, report = bring_in(
+        path, tmp_path / "out", wanted=wanted, told=TOLD, allow_partial=None, see_photographs=False
+    )
+    assert model.config is not None and (model.config.img_size, model.config.in_chans) == ((32, 48), 2)
+    assert model.config.mean == (0.5, 0.4) and model.config.std == (0.2, 0.1)
+    assert "stem by repeat: 3 channels became 2" in report.line() and "grid of 8x12" in report.line()
