@@ -229,8 +229,8 @@ def folder(tmp_path: Path, tensors: dict[str, Tensor], config: Any) -> Path:
         ({"layer_norm_eps": 1e9}, "norm_eps"),
         ({"layer_norm_eps": float("nan")}, "norm_eps|nan"),
         ({"mask_ratio": {}}, "mask_ratio"),
-        ({"pretrained_cfg": {"mean": "ImageNet"}}, "mean"),
-        ({"pretrained_cfg": {"mean": [0.5], "std": [0.5]}}, "mean"),
+        ({"architecture": "vit_x", "pretrained_cfg": {"mean": "ImageNet"}}, "mean"),
+        ({"architecture": "vit_x", "pretrained_cfg": {"mean": [0.5], "std": [0.5]}}, "mean"),
         ("[1, 2]", "config.json"),
         ("{" * 10000, "config.json"),
         ('{"a": 1', "config.json"),
@@ -241,6 +241,23 @@ def test_a_hostile_configuration_is_refused(config: Any, says: str, tensors: dic
     told = Told(decoder_num_heads=2, norm_pix_loss=True, num_heads=None if "num_att" in str(config) else 3)
     with pytest.raises((MAEError, UsageError), match=says):
         load_foreign(folder(tmp_path, tensors, config), told=told, see_photographs=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'; expected 'gelu'"),
+        ({"model_type": "deit"}, "model_type is 'deit'; expected 'vit_mae' or 'vit'"),
+        ({"architecture": "resnet50", "pretrained_cfg": {}}, "is timm's resnet50; expected a plain vision transformer"),
+        ({"architecture": "vit_x", "pretrained_cfg": {}, "model_args": {"act_layer": "quick_gelu"}}, "with act_layer"),
+    ],
+    ids=["activation", "kind", "architecture", "argument"],
+)
+def test_mathematics_that_names_do_not_show_are_refused(
+    config: dict[str, Any], says: str, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        load_foreign(folder(tmp_path, tensors, config), told=TOLD, see_photographs=False)
 
 
 @pytest.mark.parametrize(

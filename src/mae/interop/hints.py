@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mae import records
+from mae.errors import UsageError
 from mae.interop.official import Told
 from mae.interop.reading import Foreign
 
@@ -20,6 +21,36 @@ def told_beside(foreign: Foreign) -> Told:
     parts = _of_options(foreign.options), _of_config(foreign.config), _of_preprocessing(foreign.preprocessing)
     there = {name: value for part in parts for name, value in part.items() if value is not None}
     return records.from_json(Told, there, what=f"entry beside {foreign.path}:")
+
+
+def check_described(foreign: Foreign) -> None:
+    """Refuse a model whose configuration names mathematics that this package has not, and names do not show.
+
+    Raises:
+        UsageError: another kind of model, another activation, or options of timm's that change it.
+    """
+    config = foreign.config
+    if "pretrained_cfg" in config:
+        arguments = config.get("model_args")
+        strange = sorted((arguments if isinstance(arguments, dict) else {}).keys() - _TIMM_ARGUMENTS)
+        if not str(config.get("architecture")).startswith("vit_") or strange:
+            what = f"with {', '.join(strange)}" if strange else f"{config.get('architecture')}"
+            raise UsageError(f"{foreign.path} is timm's {what}; expected a plain vision transformer (vit_*)")
+    elif config:
+        for name, known in _HF_KNOWN.items():
+            if (value := config.get(name, known[0])) not in known:
+                raise UsageError(
+                    f"{foreign.path}: {name} is {records.shown(value)}; expected {' or '.join(map(repr, known))}"
+                )
+
+
+_TIMM_ARGUMENTS = {
+    "img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "class_token", "global_pool",
+    "fc_norm", "num_classes", "no_embed_class", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate",
+    "pos_drop_rate", "patch_drop_rate", "dynamic_img_size", "weight_init", "qkv_bias", "pool_include_prefix",
+}  # fmt: skip
+"""Arguments that change no number of the encoder, or that its tensors show."""
+_HF_KNOWN = {"model_type": ("vit_mae", "vit"), "hidden_act": ("gelu",)}
 
 
 def licence_beside(foreign: Foreign) -> str | None:

@@ -7,7 +7,7 @@ import torch
 
 from mae.errors import MAEError, UsageError
 from mae.interop.checks import check_weights, is_trained
-from mae.interop.hints import IMAGENET_MEAN, IMAGENET_STD, licence_beside, overridden, told_beside
+from mae.interop.hints import IMAGENET_MEAN, IMAGENET_STD, check_described, licence_beside, overridden, told_beside
 from mae.interop.layouts import Named, bring_to_official
 from mae.interop.official import Converted, Told, convert
 from mae.interop.photographs import better_arrangement, photograph_shares
@@ -45,6 +45,7 @@ def load_foreign(
     """
     foreign = read_foreign(path)
     named = bring_to_official(path, foreign.tensors)
+    check_described(foreign)
     said = overridden(told_beside(foreign), told or Told())
     known = _completed(path, named, said)
     try:
@@ -57,7 +58,7 @@ def load_foreign(
     if said.mean is None:
         notes.append("channel statistics are not known" if known.mean is None else "channel statistics are ImageNet's")
     if report.encoder.tensors == report.encoder.tensors_expected:
-        notes.append(prove_encoder(path, named, model, slack=converted.slack))
+        notes.append(prove_encoder(foreign, named, model, slack=converted.slack))
     if isinstance(model, MaskedAutoencoder):
         notes.append(_settle_target(path, model, known, see_photographs=see_photographs and not report.missing))
     return model, replace(report, notes=tuple(notes))

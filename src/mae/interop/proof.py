@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mae.errors import MAEError
 from mae.interop.layouts import Named
+from mae.interop.reading import WEIGHTS, Foreign
 from mae.models.config import ModelConfig
 from mae.models.pretrained import PretrainedEncoder
 
@@ -31,14 +32,14 @@ Tokens = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B L D"]]
 """What leaves the last norm."""
 
 
-def prove_encoder(path: Path, named: Named, model: PretrainedEncoder, *, slack: float) -> str:
+def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, slack: float) -> str:
     """Compare the encoder with the library's own on random images, and say what came out.
 
-    transformers reads the folder by itself. Of the other layouts timm's vision transformer is given the tensors under
-    official names. Where the library is not installed it is said so.
+    transformers reads its folders by itself, and so does timm. Of other files timm's vision transformer is given the
+    tensors under official names. Where the library is not installed it is said so.
 
     Args:
-        path: where the weights lie.
+        foreign: what came in.
         named: the tensors as they came.
         model: what was made of them.
         slack: largest difference of stored positions and ours.
@@ -58,7 +59,12 @@ def prove_encoder(path: Path, named: Named, model: PretrainedEncoder, *, slack: 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_IMAGES, config.in_chans, *config.img_size, generator=generator).to(kind)
     with torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        theirs = _of_transformers(path, config, kind) if is_hf else _of_timm(named, config, kind)
+        if is_hf:
+            theirs = _of_transformers(foreign.path, config, kind)
+        elif "pretrained_cfg" in foreign.config and (foreign.path / WEIGHTS[0]).is_file():
+            theirs = _of_timms_folder(foreign.path, kind)
+        else:
+            theirs = _of_timm(named, config, kind)
     with torch.no_grad():
         expected = theirs(images)
         del theirs  # before ours takes memory in float64
@@ -66,11 +72,18 @@ def prove_encoder(path: Path, named: Named, model: PretrainedEncoder, *, slack: 
     difference = float((found - expected).abs().max() / expected.abs().max())
     if not difference <= tolerance:  # nor may it be NaN
         raise MAEError(
-            f"{path}: what came in does not answer as {library}'s model does (largest difference {difference:.1e} of "
-            f"the largest value, rounding makes {tolerance:.0e} at most): biases, order of queries, keys and values, "
-            "heads, positions or the norms' eps differ"
+            f"{foreign.path}: what came in does not answer as {library}'s model does (largest difference "
+            f"{difference:.1e} of the largest value, rounding makes {tolerance:.0e} at most): biases, order of "
+            "queries, keys and values, heads, positions or the norms' eps differ"
         )
     return f"answers as the model of {library} does (largest difference {difference:.0e})"
+
+
+def _of_timms_folder(path: Path, kind: torch.dtype) -> Tokens:
+    """The folder as timm reads it."""
+    timm: Any = import_module("timm")
+    model = timm.create_model(f"local-dir:{path}", pretrained=True, num_classes=0)
+    return model.to(kind).eval().forward_features
 
 
 def _of_timm(named: Named, config: ModelConfig, kind: torch.dtype) -> Tokens:

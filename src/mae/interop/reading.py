@@ -21,7 +21,7 @@ from mae.errors import MAEError, UsageError
 from mae.models.storage import check_header
 
 CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
 _INDEX = ".index.json"
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
 _MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS = 20_000, 64 << 20, 1024
@@ -60,7 +60,7 @@ def read_foreign(path: Path) -> Foreign:
     elif path.is_file():
         files, folder = (path,), path.parent
     else:
-        raise UsageError(f"{path} is not there; expected a file of weights, or a folder with {' or '.join(_WEIGHTS)}")
+        raise UsageError(f"{path} is not there; expected a file of weights, or a folder with {' or '.join(WEIGHTS)}")
     tensors: dict[str, Tensor] = {}
     options: Mapping[str, Any] = {}
     for file in files:
@@ -79,12 +79,12 @@ def read_foreign(path: Path) -> Foreign:
 
 def _files_of(folder: Path) -> tuple[Path, ...]:
     """The weights' file of a folder, or the files it is divided into."""
-    for name in _WEIGHTS:
+    for name in WEIGHTS:
         if (folder / name).is_file():
             return (folder / name,)
         if (index := folder / f"{name}{_INDEX}").is_file():
             return _parts(index)
-    raise UsageError(f"{folder} holds no weights; expected {' or '.join(_WEIGHTS)} in it, or the path of a file")
+    raise UsageError(f"{folder} holds no weights; expected {' or '.join(WEIGHTS)} in it, or the path of a file")
 
 
 def _parts(index: Path) -> tuple[Path, ...]:
