@@ -46,7 +46,7 @@ def test_a_whole_model_comes_in_and_is_one_of_ours(typed: Path, capsys: pytest.C
     words = ["import", "full.pth", "--out", "mine", *HEADS, "--norm-pix-loss", "True", "--no-photographs"]
     assert main([*words, "--licence", "CC-BY-NC-4.0"]) == 0
     told = capsys.readouterr().out
-    assert "loaded encoder 29/29 tensors" in told and "answers as the model of timm does" in told
+    assert "loaded encoder 29/29 tensors" in told and "answers as the model of timm's" in told
     assert told.endswith("Model in mine\n")
     model, report = load_with_report(typed / "mine" / "model.safetensors")
     expected = tiny_model(img_size=16, **STATISTICS)

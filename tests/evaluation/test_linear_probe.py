@@ -150,7 +150,8 @@ def test_the_encoder_stays_as_it_was_and_only_sees(bench: Bench):
     model = bench.extractor.model
     assert model is not None
     before, modes = weights_digest(model), []
-    model.encoder.register_forward_hook(lambda module, *_: modes.append((module.training, torch.is_grad_enabled())))
+    norm = model.encoder.norm
+    norm.register_forward_hook(lambda module, *_: modes.append((module.training, torch.is_grad_enabled())))
     LinearProbe(**QUICK_TO_LEARN).run(bench)
     assert weights_digest(model) == before and not any(
         weight.requires_grad and weight.grad is not None for weight in model.parameters()

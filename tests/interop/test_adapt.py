@@ -68,9 +68,10 @@ def test_channels_change_by_a_named_rule(stem: Stem, channels: int) -> None:
         (Wanted(stem="mean"), "--in-chans and --stem go together"),
         (Wanted(img_size=(17, 24)), "not a multiple of the patch size"),
         (Wanted(in_chans=0, stem="mean"), "in_chans is 0"),
-        (Wanted(in_chans=2, stem="mean", mean=(0.5,) * 3), "expected 2 finite numbers"),
+        (Wanted(in_chans=2, stem="mean", mean=(0.5,) * 3, std=(0.5,) * 3), "expected 2 finite numbers"),
+        (Wanted(mean=(0.5,) * 3), "--mean and --std go together"),
     ],
-    ids=["no stem", "no channels", "size", "none", "statistics"],
+    ids=["no stem", "no channels", "size", "none", "statistics", "half of them"],
 )
 def test_what_cannot_be_done_is_refused(wanted: Wanted, says: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "w.pth", official(tiny_model()))

@@ -167,8 +167,19 @@ def test_two_of_many_tensors_are_not_enough(tmp_path: Path) -> None:
 
 def test_tensors_nobody_knows_are_refused(tmp_path: Path) -> None:
     tensors = official(tiny_model()) | {"blocks.0.ls1.gamma": torch.ones(24), "reg_token": torch.zeros(1, 4, 24)}
-    with pytest.raises(MAEError, match=r"2 extra \(encoder.blocks.0.ls1.gamma, reg_token\)"):
-        load_foreign(saved(tmp_path / "w.pth", tensors), told=TOLD)
+    path = saved(tmp_path / "w.pth", tensors)
+    for share in (None, 0.1):  # what is there changes what the model computes, however much of it is enough
+        with pytest.raises(
+            MAEError, match=r"holds 2 tensors that no such model has \('encoder.blocks.0.ls1.gamma', 'reg"
+        ):
+            load_foreign(path, told=TOLD, allow_partial=share)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", official(tiny_model()))
+    with pytest.raises(UsageError, match="expected a share of the encoder above 0 and at most 1"):
+        load_foreign(path, told=TOLD, allow_partial=share)
 
 
 def test_no_known_name_at_all_shows_what_is_there(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_masked_autoencoder_comes_in_bit_by_bit(writer: str, size: str, tmp_pa
     plan = model.plan(images_for(model), generator=torch.Generator().manual_seed(0))
     assert torch.equal(loaded(images_for(model), plan=plan).loss, model(images_for(model), plan=plan).loss)
     assert report.encoder.tensors == report.encoder.tensors_expected and not report.missing
-    assert "answers as the model of timm does" in report.line()
+    assert "answers as the model of timm's plain vision transformer does" in report.line()
     assert report.ignored == (("backbone.mask_token",) if writer == "lightly" else ())
 
 
@@ -75,7 +75,10 @@ def test_an_encoder_alone_comes_in_bit_by_bit(size: str, tmp_path: Path) -> None
     loaded, report = load(path)
     assert type(loaded) is PretrainedEncoder
     assert_same(loaded, alone)
-    assert "no decoder" in report.line() and "answers as the model of timm does" in report.line()
+    assert (
+        "no decoder" in report.line()
+        and "answers as the model of timm's plain vision transformer does" in report.line()
+    )
 
 
 WRAPPERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {

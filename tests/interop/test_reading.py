@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "a block of a strange name": ({"blocks.x.norm1.weight": torch.ones(24)}, "not numbered from 0 on"),
     "another grid in the decoder": ({"decoder_pos_embed": torch.zeros(1, 10, 16)}, "positions for a grid of 4x4"),
     "other MLPs in the decoder": ({"decoder_blocks.0.mlp.fc1.weight": torch.zeros(40, 16)}, "MLPs are 2.5 times"),
-    "an empty tensor": ({"patch_embed.proj.weight": torch.zeros(24, 0, 4, 4)}, "in_chans is 0"),
+    "an empty tensor": ({"patch_embed.proj.weight": torch.zeros(24, 0, 4, 4)}, "holds no plain values"),
 }
 
 
@@ -197,6 +197,40 @@ def test_shapes_that_fit_no_model_are_refused(what: str, tensors: dict[str, Tens
     with pytest.raises((MAEError, UsageError), match=says) as caught:
         load_foreign(saved(tmp_path / "w.pth", kept), told=TOLD, see_photographs=False)
     assert "w.pth" in str(caught.value)
+
+
+def test_a_view_that_claims_more_than_the_file_has_is_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", tensors | {"blocks.0.mlp.fc1.weight": torch.zeros(1).expand(1 << 20, 1 << 20)})
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(MAEError, match=r"claims 4,398,0\d\d,\d\d\d,\d\d\d bytes of tensors, far more than it has"):
+        read_foreign(path)
+
+
+@pytest.mark.parametrize("kind", [torch.zeros(4, 4).to_sparse(), torch.zeros(2, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_without_plain_values_is_refused(kind: Tensor, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(MAEError, match=r"tensor 'extra' holds no plain values"):
+        read_foreign(saved(tmp_path / "w.pth", tensors | {"extra": kind}))
+
+
+def test_an_archive_behind_a_pickle_changes_nothing(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    path, appended = tmp_path / "w.pth", tmp_path / "b.zip"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(appended, "w") as archive:
+        archive.writestr("a/data.pkl", b"x")
+    path.write_bytes(path.read_bytes() + appended.read_bytes())
+    assert read_foreign(path).tensors.keys() == tensors.keys()
+
+
+def test_of_the_options_numbers_alone_are_taken(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    strange = as_checkpoint(tensors, norm_pix_loss={"a": [1]}, mask_ratio=[[0.5]], input_size="x" * 100)
+    model, _ = load_foreign(saved(tmp_path / "w.pth", strange), told=TOLD, see_photographs=False)
+    assert model.config is not None and (model.config.norm_pix_loss, model.config.mask_ratio) == (True, 0.75)
+
+
+@pytest.mark.parametrize("found", [{"mean": (0.5,) * 3}, {"std": (0.5,) * 3}], ids=["mean", "std"])
+def test_half_of_the_statistics_is_refused(found: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="give both --mean and --std, or neither"):
+        Told(**found)
 
 
 def test_one_tensor_under_two_names_is_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
@@ -250,8 +284,9 @@ def test_a_hostile_configuration_is_refused(config: Any, says: str, tensors: dic
         ({"model_type": "deit"}, "model_type is 'deit'; expected 'vit_mae' or 'vit'"),
         ({"architecture": "resnet50", "pretrained_cfg": {}}, "is timm's resnet50; expected a plain vision transformer"),
         ({"architecture": "vit_x", "pretrained_cfg": {}, "model_args": {"act_layer": "quick_gelu"}}, "with act_layer"),
+        ({"model_type": "vit", "quantization_config": {"bits": 4}}, "is quantised; expected weights of floating point"),
     ],
-    ids=["activation", "kind", "architecture", "argument"],
+    ids=["activation", "kind", "architecture", "argument", "quantised"],
 )
 def test_mathematics_that_names_do_not_show_are_refused(
     config: dict[str, Any], says: str, tensors: dict[str, Tensor], tmp_path: Path
@@ -291,6 +326,15 @@ def test_a_divided_model_is_read_as_one(tensors: dict[str, Tensor], tmp_path: Pa
     save_file({names[0]: torch.zeros(1)}, tmp_path / "b.safetensors")
     with pytest.raises(MAEError, match="is in two of its files"):
         read_foreign(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes by name")
+def test_a_part_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.safetensors")  # to open it would wait for ever
+    for name in ("a.safetensors", "b.safetensors"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(MAEError, match=rf"names '{name}', which is no file beside it"):
+            read_foreign(tmp_path)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -68,25 +68,27 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
         raise UsageError(f"--to {to} is proved by {form.library}, which is not installed: pip install {form.library}")
     model, report = open_model(path)
     form.check(model)
-    beside = records.aside(out)
+    beside = None
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         terms = licence or report.origin.get("licence")
         form.write(model, beside, terms)
         differences = _prove(model, form, beside)
         whole = "prediction" in differences
         card = model_card(
-            model, report, path=path, licence=terms, library=form.library, usage=form.usage(out), whole=whole
+            model, report, path=path, licence=terms, library=form.library, usage=form.usage(Path(out.name)), whole=whole
         )
-        (beside / CARD).write_text(card)
+        (beside / CARD).write_text(card, encoding="utf-8", errors="backslashreplace")
+        beside.chmod(0o755)
         proof = {"form": to, "differences": differences, "tolerance": TOLERANCE, "versions": versions()}
         records.write_json(beside / PROOF, proof)
         beside.replace(out)
     except OSError as error:
         raise MAEError(f"{out} cannot be written: {error}") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
     return Export(folder=out, differences=differences, usage=form.usage(out))
 
 

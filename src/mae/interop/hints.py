@@ -1,7 +1,9 @@
 """What the files beside foreign weights say of the model: heads, eps, sizes, target, statistics."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from mae import records
@@ -18,7 +20,8 @@ def told_beside(foreign: Foreign) -> Told:
     Raises:
         UsageError: a value of the wrong kind.
     """
-    parts = _of_options(foreign.options), _of_config(foreign.config), _of_preprocessing(foreign.preprocessing)
+    # What the file itself says counts before what happens to lie beside it.
+    parts = _of_config(foreign.config), _of_preprocessing(foreign.preprocessing), _of_options(foreign.options)
     there = {name: value for part in parts for name, value in part.items() if value is not None}
     return records.from_json(Told, there, what=f"entry beside {foreign.path}:")
 
@@ -36,7 +39,13 @@ def check_described(foreign: Foreign) -> None:
         if not str(config.get("architecture")).startswith("vit_") or strange:
             what = f"with {', '.join(strange)}" if strange else f"{config.get('architecture')}"
             raise UsageError(f"{foreign.path} is timm's {what}; expected a plain vision transformer (vit_*)")
+        if not _PLAIN.match(str(config.get("architecture"))) and find_spec("timm") is None:
+            raise UsageError(
+                f"{foreign.path} is timm's {config['architecture']}, which timm alone knows: pip install timm"
+            )
     elif config:
+        if "quantization_config" in config:
+            raise UsageError(f"{foreign.path} is quantised; expected weights of floating point")
         for name, known in _HF_KNOWN.items():
             if (value := config.get(name, known[0])) not in known:
                 raise UsageError(
@@ -44,6 +53,8 @@ def check_described(foreign: Foreign) -> None:
                 )
 
 
+_PLAIN = re.compile(r"vit_(tiny|small|base|large|huge)_patch\d+_\d+$")
+"""Of timm's vision transformers those with the usual heads and activation."""
 _TIMM_ARGUMENTS = {
     "img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "class_token", "global_pool",
     "fc_norm", "num_classes", "no_embed_class", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate",
@@ -67,27 +78,26 @@ def overridden(told: Told, by: Told) -> Told:
 
 
 def _of_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the official code's command line."""
-    side = options.get("input_size")
-    return {
-        "norm_pix_loss": options.get("norm_pix_loss"),
-        "mask_ratio": options.get("mask_ratio"),
-        "trained_size": None if side is None else [side, side],
-    }
+    """Of the official code's command line; it may hold anything, so numbers alone are taken."""
+    names = ("norm_pix_loss", "mask_ratio", "input_size")
+    plain = {name: options[name] for name in names if type(options.get(name)) in (bool, int, float)}
+    side = plain.pop("input_size", None)
+    return plain | ({} if side is None else {"trained_size": [side, side]})
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of transformers' `config.json`, or of timm's."""
     if isinstance(arguments := config.get("pretrained_cfg"), dict):
         size = arguments.get("input_size")
-        model = config.get("model_args") if isinstance(config.get("model_args"), dict) else {}
-        heads = model.get("num_heads") if isinstance(model, dict) else None
+        model = config.get("model_args")
+        own = model if isinstance(model, dict) else {}
         img_size = size[1:] if isinstance(size, list) else None
         return {
             "mean": arguments.get("mean"),
             "std": arguments.get("std"),
             "trained_size": img_size,
-            "num_heads": heads,
+            "num_heads": own.get("num_heads"),
+            "qkv_bias": own.get("qkv_bias"),
         }
     side = config.get("image_size")
     return {

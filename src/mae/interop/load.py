@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from mae import records
 from mae.errors import MAEError, UsageError
 from mae.interop.checks import check_weights, is_trained
 from mae.interop.hints import IMAGENET_MEAN, IMAGENET_STD, check_described, licence_beside, overridden, told_beside
@@ -19,7 +20,7 @@ from mae.models.storage import ENCODER, MASKED_AUTOENCODER, LoadReport, build, c
 from mae.models.zoo import make_target
 from mae.randomness import drawing_from
 
-_FRESH_SEED = 0
+_FRESH_SEED, _NUM_NAMED = 0, 3
 _TARGETS = {True: "standardised patches", False: "plain pixels"}
 
 
@@ -43,6 +44,8 @@ def load_foreign(
         UsageError: nothing that is known, or something that nobody says; the option to give is named.
         MAEError: damaged, less than is allowed, or weights that no such model was trained to.
     """
+    if allow_partial is not None and not 0 < allow_partial <= 1:
+        raise UsageError(f"--allow-partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
     foreign = read_foreign(path)
     named = bring_to_official(path, foreign.tensors)
     check_described(foreign)
@@ -52,16 +55,20 @@ def load_foreign(
         converted = convert(named.encoder, named.decoder, known)
     except (MAEError, UsageError) as error:
         raise type(error)(f"{path} ({named.layout.name}): {error}") from error
-    check_weights(path, converted, biased=known.qkv_bias is not False, rows_first=bool(known.rows_first))
     model, report = _filled(path, named, converted, licence_beside(foreign), allow_partial)
+    check_weights(path, converted, biased=_has_biases(named), rows_first=bool(known.rows_first))
     notes = list(report.notes)
     if said.mean is None:
         notes.append("channel statistics are not known" if known.mean is None else "channel statistics are ImageNet's")
     if report.encoder.tensors == report.encoder.tensors_expected:
-        notes.append(prove_encoder(foreign, named, model, slack=converted.slack))
+        notes.append(prove_encoder(foreign, named, model, is_sines=converted.positions == "sincos2d"))
     if isinstance(model, MaskedAutoencoder):
         notes.append(_settle_target(path, model, known, see_photographs=see_photographs and not report.missing))
     return model, replace(report, notes=tuple(notes))
+
+
+def _has_biases(named: Named) -> bool:
+    return any(name.endswith(".attn.qkv.bias") for name in named.encoder)
 
 
 def _settle_target(path: Path, model: MaskedAutoencoder, known: Told, *, see_photographs: bool) -> str:
@@ -104,7 +111,7 @@ def _seen_target(path: Path, model: MaskedAutoencoder, kind: bool | None) -> tup
 
 def _completed(path: Path, named: Named, told: Told) -> Told:
     """What nobody tells, as the layout has it."""
-    norm_eps = told.norm_eps or named.layout.norm_eps
+    norm_eps = named.layout.norm_eps if told.norm_eps is None else told.norm_eps
     if norm_eps is None:
         raise UsageError(
             f"{path} has {named.layout.name}'s names and no config.json beside it, which tells heads and norms; give "
@@ -125,6 +132,12 @@ def _filled(
         expected = build(kind, converted.config).state_dict()
     weights = converted.weights
     found = {*weights, *converted.unknown}
+    if strange := sorted(found - expected.keys()):
+        shown = ", ".join(records.shown(name) for name in strange[:_NUM_NAMED])
+        raise MAEError(
+            f"{path} holds {len(strange)} tensors that no such model has ({shown}): its mathematics are others, or "
+            "they belong to something else; save the model's tensors alone"
+        )
     check_names(path, found, expected, allow_partial=allow_partial)
     there = {name: weight for name, weight in weights.items() if name in expected}
     for name, weight in there.items():
@@ -134,15 +147,17 @@ def _filled(
     with drawing_from(_FRESH_SEED):  # the caller's numbers stay
         model = build(kind, converted.config)
     model.load_state_dict(there, strict=False)  # their names were compared above
-    ignored = sorted({*converted.ignored, *named.elsewhere, *(found - expected.keys())})
+    ignored = sorted({*converted.ignored, *named.elsewhere})
+    missing = tuple(name for name in expected if name not in there)
+    fresh = f"; {len(missing)} of its tensors were missing and are fresh" if missing else ""
     report = LoadReport(
         encoder=count_part("encoder.", expected, set(there)),
         decoder=count_part("decoder.", expected, set(there)),
-        missing=tuple(name for name in expected if name not in there),
+        missing=missing,
         ignored=tuple(ignored),
         probe=None,
         channels=None,
-        origin={"imported_from": f"{path.name} ({named.layout.name})", "licence": licence},
+        origin={"imported_from": f"{path.name} ({named.layout.name}){fresh}", "licence": licence},
         notes=converted.notes,
     )
     return model.eval(), report

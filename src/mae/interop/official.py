@@ -58,6 +58,10 @@ class Told:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise UsageError("a mean and a standard deviation go together; give both --mean and --std, or neither")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Converted:
@@ -68,7 +72,6 @@ class Converted:
         weights: float32.
         positions: what the encoder's are, see `StoredPositions.kind`.
         decoder_positions: likewise of the decoder; None without one.
-        slack: how far the encoder's stored positions are from ours.
         unknown: names of tensors that no such model has.
         ignored: names of what stands on the encoder and is no part of it.
         notes: what a reader must know.
@@ -78,7 +81,6 @@ class Converted:
     weights: Mapping[str, Tensor]
     positions: str
     decoder_positions: str | None
-    slack: float
     unknown: tuple[str, ...]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
@@ -107,6 +109,11 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], told: 
     config = _config(encoder, decoder, places, theirs, told, notes)
     weights = _under(encoder, _ENCODER) | _under(decoder, _DECODER)
     weights["encoder.patch_embed.proj.weight"] = weights["encoder.patch_embed.proj.weight"].flatten(1)
+    width = config.embed_dim
+    if num_prefix and _shape(encoder, "cls_token", 3) != (1, 1, width):
+        raise MAEError(f"cls_token has shape {tuple(encoder['cls_token'].shape)}; expected {(1, 1, width)}")
+    if places.table.shape[1] != width:
+        raise MAEError(f"pos_embed has a width of {places.table.shape[1]}; expected {width}")
     if num_prefix and bool(places.cls.any()):
         weights["encoder.cls_token"] = weights["encoder.cls_token"].float() + places.cls
     if theirs is not None and bool(theirs.cls.any()):
@@ -126,7 +133,6 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], told: 
         weights={name: tensor.float().contiguous() for name, tensor in weights.items()},
         positions=places.kind,
         decoder_positions=None if theirs is None else theirs.kind,
-        slack=places.slack,
         unknown=tuple(sorted(unknown)),
         ignored=ignored,
         notes=tuple(notes),
@@ -163,7 +169,7 @@ def _config(
         "in_chans": channels,
         "embed_dim": width,
         "depth": depth,
-        "num_heads": told.num_heads or _usual_heads("num_heads", width, depth, notes),
+        "num_heads": _heads("num_heads", told.num_heads, width, depth, notes),
         "mlp_ratio": ratio,
         "cls_token": "cls_token" in encoder,
         "pos_embed": "sincos2d" if {places.kind, (theirs or places).kind} == {"sincos2d"} else "learned",
@@ -179,7 +185,7 @@ def _decoder_options(decoder: Mapping[str, Tensor], ratio: float, told: Told, no
     depth = _depth(decoder, "decoder_blocks.")
     if (own := _mlp_ratio(decoder, "decoder_blocks.0.", width)) != ratio:
         raise MAEError(f"its decoder's MLPs are {own:g} times as wide as its tokens, its encoder's {ratio:g} times")
-    heads = told.decoder_num_heads or _usual_heads("decoder_num_heads", width, depth, notes)
+    heads = _heads("decoder_num_heads", told.decoder_num_heads, width, depth, notes)
     return {"decoder_embed_dim": width, "decoder_depth": depth, "decoder_num_heads": heads}
 
 
@@ -201,12 +207,14 @@ def _shape(tensors: Mapping[str, Tensor], name: str, rank: int) -> tuple[int, ..
     return tuple(tensors[name].shape)
 
 
-def _usual_heads(kind: str, width: int, depth: int, notes: list[str]) -> int:
-    """The heads of the named models of that width and depth, where they agree; shapes do not tell them.
+def _heads(kind: str, told: int | None, width: int, depth: int, notes: list[str]) -> int:
+    """Those that are told, else those of the named models of that width and depth, where they agree.
 
     Raises:
         UsageError: no model is so, or they do not agree.
     """
+    if told is not None:
+        return told
     part = "decoder_" if kind.startswith("decoder_") else ""
     sizes = [model_config(name) for name in list_models()]
     fitting = [

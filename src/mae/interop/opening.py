@@ -93,6 +93,8 @@ def bring_in(
     target = out if out.suffix == ".safetensors" else out / "model.safetensors"
     if target.exists():
         raise UsageError(f"{target} is there already; give --out another name, or delete it first")
+    if (wanted.mean is None) != (wanted.std is None):
+        raise UsageError("--mean and --std go together; give both, or neither")
     if wanted.in_chans is None:  # else the statistics that are told are those of the new channels
         told = replace(told, mean=wanted.mean, std=wanted.std)
     model, report = open_model(path, told=told, allow_partial=allow_partial, see_photographs=see_photographs)

@@ -1,7 +1,8 @@
 """Whether a masked autoencoder predicts photographs at all, and as what: trained weights that came in whole do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -15,9 +16,11 @@ from mae.evaluation.yardsticks import measure_yardsticks
 from mae.layers.attention import Attention
 from mae.losses.reconstruction import MeanSquaredError
 from mae.masking.random import RandomMasking
+from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.targets.pixels import PixelTarget
+from mae.types import MaskPlan
 
 _EVERY = 96
 """Of the squares of builtin:photos, which are 256 of each of eight photographs."""
@@ -29,7 +32,40 @@ _CLEARLY = 0.995
 least that another arrangement cost was 1.1 %."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Photographs:
+    """Normalised photographs with what is hidden, and what their mean visible colour reaches, by kind of target."""
+
+    images: Tensor
+    plan: MaskPlan
+    targets: Mapping[bool, PixelTarget]
+    yardsticks: Mapping[bool, float]
+
+    def share(self, model: MaskedAutoencoder, kind: bool) -> float:
+        """The squared error of a model's prediction over that of the mean visible colour."""
+        with torch.no_grad():
+            prediction = model(self.images, plan=self.plan).prediction
+        error = MeanSquaredError()(prediction, self.targets[kind](self.images, self.plan.predicted), None)
+        return float(error) / self.yardsticks[kind]
+
+
+def _photographs(config: ModelConfig) -> _Photographs:
+    assert config.mean is not None and config.std is not None
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (config.mean, config.std))
+    photos = photo_tiles()
+    numbers = range(0, len(photos), _EVERY)
+    images = (torch.cat([_cropped(photos.load(number), config.img_size) for number in numbers]) - mean) / std
+    plan = RandomMasking(ratio=config.mask_ratio).plan(
+        config.grid, sample_keys(_SEED, FIXED_EPOCH, torch.tensor(numbers))
+    )
+    targets = {kind: PixelTarget(patch_size=config.patch_size, norm_pix=kind) for kind in (True, False)}
+    yardsticks = {
+        kind: measure_yardsticks(target, [(images, plan)], config.patch_size, loss=MeanSquaredError()).mean_of_visible
+        for kind, target in targets.items()
+    }
+    return _Photographs(images=images, plan=plan, targets=targets, yardsticks=yardsticks)
+
+
 def photograph_shares(model: MaskedAutoencoder) -> dict[bool, float]:
     """The squared error of what is predicted for hidden patches over that of the mean visible colour.
 
@@ -41,23 +77,9 @@ def photograph_shares(model: MaskedAutoencoder) -> dict[bool, float]:
     Returns:
         For a target that standardises each patch (True), and for plain pixels (False).
     """
-    config = model.config
-    assert config is not None and config.mean is not None and config.std is not None
-    targets = {kind: PixelTarget(patch_size=config.patch_size, norm_pix=kind) for kind in (True, False)}
-    judge = MeanSquaredError()
-    errors, yardsticks = dict.fromkeys(targets, 0.0), dict.fromkeys(targets, 0.0)
-    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (config.mean, config.std))
-    photos = photo_tiles()
-    for number in range(0, len(photos), _EVERY):
-        images = (_cropped(photos.load(number), config.img_size) - mean) / std
-        keys = sample_keys(_SEED, FIXED_EPOCH, torch.tensor([number]))
-        plan = RandomMasking(ratio=config.mask_ratio).plan(config.grid, keys)
-        prediction = model(images, plan=plan).prediction
-        for kind, target in targets.items():
-            errors[kind] += float(judge(prediction, target(images, plan.predicted), None))
-            found = measure_yardsticks(target, [(images, plan)], config.patch_size, loss=judge)
-            yardsticks[kind] += found.mean_of_visible
-    return {kind: errors[kind] / yardsticks[kind] for kind in targets}
+    assert model.config is not None
+    photographs = _photographs(model.config)
+    return {kind: photographs.share(model, kind) for kind in (True, False)}
 
 
 def better_arrangement(model: MaskedAutoencoder, *, norm_pix: bool) -> str | None:
@@ -74,10 +96,12 @@ def better_arrangement(model: MaskedAutoencoder, *, norm_pix: bool) -> str | Non
     Returns:
         What is better, in words; None where nothing is.
     """
-    best, least = None, _CLEARLY * photograph_shares(model)[norm_pix]
+    assert model.config is not None
+    photographs = _photographs(model.config)
+    best, least = None, _CLEARLY * photographs.share(model, norm_pix)
     for words, changed in _arrangements(model):
         with changed:
-            error = photograph_shares(model)[norm_pix]
+            error = photographs.share(model, norm_pix)
         if error < least:
             best, least = f"{words} ({error:.2f})", error
     return best
@@ -103,16 +127,20 @@ def _reordered(layers: Sequence[Attention], order: Sequence[int]) -> Iterator[No
                 tensor.data = torch.cat([parts[number] for number in order])
 
     put(order)
-    yield
-    put([list(order).index(number) for number in range(3)])
+    try:
+        yield
+    finally:
+        put([list(order).index(number) for number in range(3)])
 
 
 @contextmanager
 def _exchanged(table: Tensor) -> Iterator[None]:
     before = table.data.clone()
     table.data.copy_(before.roll(table.shape[1] // 2, dims=1))
-    yield
-    table.data.copy_(before)
+    try:
+        yield
+    finally:
+        table.data.copy_(before)
 
 
 def _cropped(square: np.ndarray, size: tuple[int, int]) -> Float[Tensor, "1 3 H W"]:

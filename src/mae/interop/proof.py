@@ -6,12 +6,14 @@ from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mae.errors import MAEError
 from mae.interop.layouts import Named
@@ -27,102 +29,135 @@ _LARGE, TOLERANCE_LARGE = 200_000_000, 2e-5
 """Models of so many parameters are compared in float32, to save memory."""
 
 _IMAGES = 2
+_MOST_TOKENS, _MOST_VALUES = 4096, 1 << 24
+"""Of an image: no file's header can make a comparison hang."""
+_MOST_SHOWN = 200
+_ARCHITECTURE = "architecture"
+_OWN = ("num_heads", "qkv_bias", "act_layer")
+"""Arguments of timm's that shapes do not tell."""
 
 Tokens = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B L D"]]
 """What leaves the last norm."""
 
 
-def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, slack: float) -> str:
+def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, is_sines: bool) -> str:
     """Compare the encoder with the library's own on random images, and say what came out.
 
-    transformers reads its folders by itself, and so does timm. Of other files timm's vision transformer is given the
-    tensors under official names. Where the library is not installed it is said so.
+    transformers reads its folders by itself. timm makes the architecture that its `config.json` names, or else its
+    plain vision transformer of these sizes, and is given the tensors under official names.
 
     Args:
         foreign: what came in.
         named: the tensors as they came.
         model: what was made of them.
-        slack: largest difference of stored positions and ours.
+        is_sines: whether the stored positions are the paper's, up to rounding: both sides then get ours.
+
+    Returns:
+        How far the two are apart, or why they were not compared.
 
     Raises:
-        MAEError: the two do not give the same tokens.
+        MAEError: the library cannot read it, or the two do not give the same tokens.
     """
+    config = model.config
+    assert config is not None
     is_hf = named.layout.norm_eps is None
     library = "transformers" if is_hf else "timm"
     if find_spec(library) is None:
         return f"not compared with {library}, which is not installed"
-    config = model.config
-    assert config is not None
+    if config.num_tokens > _MOST_TOKENS or prod(config.img_size) * config.in_chans > _MOST_VALUES:
+        return f"not compared with {library}: its images are too large"
+    if is_hf and not _is_folder(foreign):
+        return f"not compared with {library}, which reads folders with a config.json"
     is_large = sum(weight.numel() for weight in model.parameters()) > _LARGE
-    kind = torch.float32 if is_large else torch.float64
-    tolerance = max(TOLERANCE_LARGE if is_large else TOLERANCE, 10 * slack)
+    kind, tolerance = (torch.float32, TOLERANCE_LARGE) if is_large else (torch.float64, TOLERANCE)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_IMAGES, config.in_chans, *config.img_size, generator=generator).to(kind)
-    with torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        if is_hf:
-            theirs = _of_transformers(foreign.path, config, kind)
-        elif "pretrained_cfg" in foreign.config and (foreign.path / WEIGHTS[0]).is_file():
-            theirs = _of_timms_folder(foreign.path, kind)
-        else:
-            theirs = _of_timm(named, config, kind)
+    table = model.encoder.pos_embed(config.grid).detach() if is_sines else None
+    try:
+        with torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            theirs = (
+                _of_transformers(foreign.path, config, kind, table)
+                if is_hf
+                else _of_timm(foreign, named, config, kind, table)
+            )
+        with torch.no_grad():
+            expected = theirs(images)
+    except Exception as error:  # of many kinds
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise MAEError(f"{foreign.path} cannot be read by {library}: {first[:_MOST_SHOWN]}") from error
     with torch.no_grad():
-        expected = theirs(images)
         del theirs  # before ours takes memory in float64
         found = deepcopy(model.encoder).to(kind)(images)
-    difference = float((found - expected).abs().max() / expected.abs().max())
+    same_shape = found.shape == expected.shape
+    difference = float((found - expected).abs().max() / expected.abs().max()) if same_shape else inf
     if not difference <= tolerance:  # nor may it be NaN
         raise MAEError(
             f"{foreign.path}: what came in does not answer as {library}'s model does (largest difference "
             f"{difference:.1e} of the largest value, rounding makes {tolerance:.0e} at most): biases, order of "
-            "queries, keys and values, heads, positions or the norms' eps differ"
+            "queries, keys and values, number of heads, positions, activation or the norms' eps differ"
         )
-    return f"answers as the model of {library} does (largest difference {difference:.0e})"
+    plain = "" if is_hf or _ARCHITECTURE in foreign.config else "'s plain vision transformer"
+    return f"answers as the model of {library}{plain} does (largest difference {difference:.0e})"
 
 
-def _of_timms_folder(path: Path, kind: torch.dtype) -> Tokens:
-    """The folder as timm reads it."""
-    timm: Any = import_module("timm")
-    model = timm.create_model(f"local-dir:{path}", pretrained=True, num_classes=0)
-    return model.to(kind).eval().forward_features
+def _is_folder(foreign: Foreign) -> bool:
+    """Whether transformers reads this very file, with its configuration."""
+    is_named = foreign.path.is_dir() or foreign.path.name == WEIGHTS[0]
+    return is_named and foreign.config.get("model_type") in ("vit", "vit_mae")
 
 
-def _of_timm(named: Named, config: ModelConfig, kind: torch.dtype) -> Tokens:
-    """timm's vision transformer with the tensors as they came; it needs every one of them, and takes no other."""
+def _of_timm(foreign: Foreign, named: Named, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Tokens:
+    """timm's model with the tensors as they came; it needs every one of them, and takes no other."""
     tensors = dict(named.encoder)
-    table = tensors["pos_embed"]
-    model = import_module("timm.models.vision_transformer").VisionTransformer(
-        img_size=config.img_size,
-        patch_size=config.patch_size,
-        in_chans=config.in_chans,
-        num_classes=0,
-        embed_dim=config.embed_dim,
-        depth=config.depth,
-        num_heads=config.num_heads,
-        mlp_ratio=config.mlp_ratio,
-        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
-        class_token=config.cls_token,
-        no_embed_class=table.shape[1] == config.num_tokens,
-        global_pool="token" if config.cls_token else "avg",
-        fc_norm=False,
-    )
-    own = model.state_dict().keys()
-    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in own})
+    if table is not None:
+        lead = tensors["pos_embed"].shape[1] - config.num_tokens
+        tensors["pos_embed"] = pad(table, (0, 0, lead, 0)).unsqueeze(0)
+    arguments: dict[str, Any] = {
+        "img_size": config.img_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.in_chans,
+        "num_classes": 0,
+        "embed_dim": config.embed_dim,
+        "depth": config.depth,
+        "mlp_ratio": config.mlp_ratio,
+        "class_token": config.cls_token,
+        "no_embed_class": tensors["pos_embed"].shape[1] == config.num_tokens,
+        "global_pool": "token" if config.cls_token else "avg",
+        "fc_norm": False,
+    }
+    if _ARCHITECTURE in foreign.config:  # heads, activation and biases are then its own affair
+        own = {name: value for name, value in foreign.config.get("model_args", {}).items() if name in _OWN}
+        model = import_module("timm").create_model(foreign.config[_ARCHITECTURE], **arguments | own)
+    else:
+        has_bias = "blocks.0.attn.qkv.bias" in tensors
+        vit = import_module("timm.models.vision_transformer").VisionTransformer
+        model = vit(**arguments, num_heads=config.num_heads, qkv_bias=has_bias)
+    expected = model.state_dict().keys()
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in expected})
     return model.to(kind).eval().forward_features
 
 
-def _of_transformers(path: Path, config: ModelConfig, kind: torch.dtype) -> Tokens:
+def _of_transformers(path: Path, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Tokens:
     """The folder as transformers reads it; its ViTMAE is told to hide nothing and to keep the order of patches."""
     transformers: Any = import_module("transformers")
-    folder, log = path if path.is_dir() else path.parent, transformers.logging
+    folder, log = str(path if path.is_dir() else path.parent), transformers.logging
     verbosity = log.get_verbosity()
     log.set_verbosity_error()  # it would list the decoder's tensors, which its encoder does not have
     try:
-        model = transformers.AutoModel.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        described = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (described.hidden_size, described.num_hidden_layers) != (config.embed_dim, config.depth):
+            raise ValueError("its config.json has other sizes than its tensors")
+        if described.model_type == "vit_mae":
+            model = transformers.ViTMAEModel.from_pretrained(folder, local_files_only=True)
+        else:
+            model = transformers.ViTModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
     finally:
         log.set_verbosity(verbosity)
+    model = model.to(kind).eval()
+    if table is not None:
+        model.embeddings.position_embeddings.data[:, 1:] = table
     order: dict[str, Tensor] = {}
-    if model.config.model_type == "vit_mae":
+    if described.model_type == "vit_mae":
         model.config.mask_ratio = 0.0
         order["noise"] = torch.linspace(0, 1, config.num_tokens).expand(_IMAGES, -1)
-    model = model.to(kind).eval()
     return lambda images: model(pixel_values=images, **order).last_hidden_state

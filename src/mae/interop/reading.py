@@ -24,6 +24,8 @@ CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
 _INDEX = ".index.json"
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
+_MOST_TIMES = 2
+"""The bytes of tensors over those of their files: some share their values."""
 _MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS = 20_000, 64 << 20, 1024
 _SAFETENSORS_HEADER = 8  # bytes of its length, before the brace
 _EXPECTED = "expected safetensors or a file of torch.save"
@@ -70,7 +72,7 @@ def read_foreign(path: Path) -> Foreign:
         tensors |= found
     return Foreign(
         path=path,
-        tensors=_checked(path, tensors),
+        tensors=_checked(path, tensors, room=_MOST_TIMES * sum(file.stat().st_size for file in files)),
         options=options,
         config=_json_beside(folder / CONFIG),
         preprocessing=_json_beside(folder / PREPROCESSING),
@@ -92,8 +94,11 @@ def _parts(index: Path) -> tuple[Path, ...]:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise MAEError(f"{index} names no files; expected a weight_map of tensors and files")
     parts = sorted(set(names.values()))
-    if len(parts) > _MOST_SHARDS or any(Path(name).name != name for name in parts):
+    if len(parts) > _MOST_SHARDS or any(Path(name).name != name or "\0" in name for name in parts):
         raise MAEError(f"{index} names files outside its folder, or too many of them; get it anew")
+    for name in parts:
+        if not (index.parent / name).is_file():
+            raise MAEError(f"{index} names {records.shown(name)}, which is no file beside it; get the model anew")
     return tuple(index.parent / name for name in parts)
 
 
@@ -122,10 +127,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    _check_archive(path)
+    archived = _check_archive(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
     except Exception as error:  # a damaged pickle raises errors of any kind
         raise MAEError(f"{path} cannot be read: {_reason(error)}") from error
     options = found.get("args") if isinstance(found, dict) else None
@@ -135,7 +140,7 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
 def _reason(error: Exception) -> str:
     """Why PyTorch refused a file, without its advice to trust it."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if "Unsupported global" in text or "weights_only" in text.lower():
+    if "unsupported global" in text.lower():
         what = text.partition("GLOBAL ")[2].split(" ")[0]
         named = f" ({what})" if what else ""
         return (
@@ -145,15 +150,16 @@ def _reason(error: Exception) -> str:
     return f"{text[:200]}; the file is damaged, or {_EXPECTED}"
 
 
-def _check_archive(path: Path) -> None:
-    """Refuse an archive that torch.save would not write, before anything of it takes memory."""
-    if not zipfile.is_zipfile(path):
-        return  # the form before 2020, one pickle after another, in which nothing is compressed
+def _check_archive(path: Path) -> bool:
+    """Whether a file is an archive; one that torch.save would not write is refused before it takes memory."""
+    with path.open("rb") as file:
+        if not file.read(2).startswith(b"PK"):
+            return False  # the form before 2020, one pickle after another, in which nothing is compressed
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (OSError, zipfile.BadZipFile) as error:
-        raise MAEError(f"{path} is a damaged archive: {error}; get it anew") from error
+        raise MAEError(f"{path} cannot be read as an archive: {error}; get it anew") from error
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise MAEError(f"{path} holds compressed entries, which torch.save does not write; get the file anew")
     if len({entry.filename for entry in entries}) < len(entries):
@@ -161,18 +167,17 @@ def _check_archive(path: Path) -> None:
     pickled = max((entry.file_size for entry in entries if entry.filename.endswith(".pkl")), default=0)
     if pickled > _MOST_PICKLED:
         raise MAEError(f"{path} holds {pickled:,} bytes beside its tensors; at most {_MOST_PICKLED:,} are read")
+    return True
 
 
 def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
     """The tensors of a file, which may hold them beside other things, under one of the usual names."""
-    for name in (None, *_CONTAINERS):
-        held = found if name is None else found.get(name)
+    for name in (*_CONTAINERS, None):  # beside a container a tensor may stand alone, such as the best accuracy
+        held = found if name is None else found.get(name) if isinstance(found, Mapping) else None
         if isinstance(held, Mapping):
             tensors = {key: value for key, value in held.items() if isinstance(key, str) and isinstance(value, Tensor)}
             if tensors:
                 return tensors
-        if not isinstance(found, Mapping):
-            break
     there = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
     raise UsageError(
         f"{path} holds no weights that can be told ({there[:200]}); expected tensors by name, alone or under "
@@ -180,11 +185,17 @@ def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
     )
 
 
-def _checked(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The floating-point tensors, whose values must be finite."""
+def _checked(path: Path, tensors: Mapping[str, Tensor], *, room: int) -> dict[str, Tensor]:
+    """The floating-point tensors, whose values must be there, in no more bytes than `room`, and finite."""
     if len(tensors) > _MOST_TENSORS:
         raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
     floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, tensor in floats.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.numel() == 0:
+            raise MAEError(f"{path}: tensor {records.shown(name)} holds no plain values; get the file anew")
+    # A view may claim any size over a few bytes.
+    if (claimed := sum(tensor.numel() * tensor.element_size() for tensor in floats.values())) > room:
+        raise MAEError(f"{path} claims {claimed:,} bytes of tensors, far more than it has; get the file anew")
     for name, tensor in floats.items():
         if not bool(tensor.isfinite().all()):
             raise MAEError(f"{path}: tensor {records.shown(name)} holds values that are not finite; get the file anew")

@@ -1,5 +1,6 @@
 """The run itself."""
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from mae.training.distributed import World, joined_world, may_be_restarted, was_
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, find_weights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,10 @@ def load(path: str | Path) -> PretrainedEncoder:
         UsageError: nothing there that is known.
         MAEError: damaged, or changed on its way.
     """
-    return open_model(Path(path))[0]
+    model, report = open_model(Path(path))
+    if report.notes:  # of weights that others wrote, and of what was guessed about them
+        _log.warning("%s: %s", path, report.line())
+    return model
 
 
 def pretrain(
