@@ -53,7 +53,7 @@ Names = Annotated[tuple[str, ...], _NAMES]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Optimizer = Literal["adamw", "muon"]
-Statistics = Literal["data", "imagenet"]
+Statistics = Literal["data", "imagenet", "model"]
 
 # What a resumed run may change: where and how fast it computes and what is looked at, not what is learned.
 MACHINE_FIELDS = frozenset(
@@ -96,6 +96,8 @@ class PretrainConfig:
 
     model: Annotated[str | None, shown("by image size and device", "NAME")] = None
     """A name of 'mae list models'."""
+    init_from: Annotated[str | None, shown("fresh weights", "MODEL")] = None
+    """Weights to begin with, which say sizes, target and statistics: a run, a checkpoint, a file, or others' folder."""
     img_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
     """Height and width the images are cropped to."""
     patch_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
@@ -173,7 +175,7 @@ class PretrainConfig:
     crop_scale: tuple[float, float] = (0.2, 1.0)
     """Area of the smallest and of the largest crop, as shares of the image's."""
     statistics: Statistics = "data"
-    """Channel means and deviations: measured on the data, or ImageNet's."""
+    """Channel means and deviations: measured on the data, ImageNet's, or those of --init-from."""
     held_out: float = 0.02
     """Share of the images, 2,000 at most, that are never trained on: their loss tells when a model overfits."""
     max_unreadable: float = 0.001

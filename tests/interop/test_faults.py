@@ -19,8 +19,10 @@ from mae.interop import official as conversion
 from mae.interop.layouts import LAYOUTS
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
+from mae.interop.opening import open_model
 from mae.models import zoo
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.storage import load_with_report
 
 TRAINED = Told(num_heads=4, decoder_num_heads=4)
 TOLD = Told(**HEADS, norm_pix_loss=True)
@@ -156,7 +158,9 @@ def test_two_of_many_tensors_are_not_enough(tmp_path: Path) -> None:
         name: tensors[name] for name in ("patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc1.weight", "cls_token")
     }
     path = saved(tmp_path / "w.pth", few)
-    with pytest.raises(MAEError, match=r"14 missing|missing \("):
+    with pytest.raises(
+        MAEError, match=r"holds 3 of \d+ encoder tensors; \d+ of the model's are missing \(.*--allow-partial"
+    ):
         load_foreign(path, told=TOLD)
     with pytest.raises(MAEError, match=r"allow_partial asks for 90.0%"):
         load_foreign(path, told=TOLD, allow_partial=0.9)
@@ -180,6 +184,17 @@ def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
     path = saved(tmp_path / "w.pth", official(tiny_model()))
     with pytest.raises(UsageError, match="expected a share of the encoder above 0 and at most 1"):
         load_foreign(path, told=TOLD, allow_partial=share)
+
+
+def test_who_cannot_be_told_points_to_who_can(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pth", official(tiny_model()))
+    with pytest.raises(UsageError, match=r"give --num-heads.* \('mae import' takes these options\)"):
+        open_model(path)
+    with pytest.raises(UsageError, match="how many attention heads") as caught:
+        open_model(path, told=Told())
+    assert "mae import" not in str(caught.value)
+    with pytest.raises(MAEError, match="it is a file of torch.save; 'mae import' brings such weights in"):
+        load_with_report(path)
 
 
 def test_no_known_name_at_all_shows_what_is_there(tmp_path: Path) -> None:

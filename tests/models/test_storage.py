@@ -57,7 +57,13 @@ def test_a_model_comes_back_with_all_that_was_said_of_it(whole: Path) -> None:
     assert torch.equal(load_model(whole).encode(images).mean, model.encode(images).mean)
     versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
     assert report.channels == ("R", "G", "N")
-    assert report.origin == {**ORIGIN, "imported_from": None, "versions": versions, "licence": "CC-BY-4.0"}
+    assert report.origin == {
+        **ORIGIN,
+        "init_from": None,
+        "imported_from": None,
+        "versions": versions,
+        "licence": "CC-BY-4.0",
+    }
     assert report.probe is not None and report.probe < 1e-12
     with safe_open(whole, framework="pt") as file:
         record = json.loads(file.metadata()["mae"])

@@ -26,7 +26,7 @@ def run(args: list[str]) -> int:
             raise UsageError(f"{config.source} is a run, checked as it was begun; leave out {', '.join(sorted(given))}")
         found = examine_run(Path(config.source), device=config.device)
     else:
-        found = examine_source(config)
+        found = examine_source(config, given=given_options(args))
     if as_json:
         sys.stdout.write(json.dumps(found.to_json()) + "\n")
     else:

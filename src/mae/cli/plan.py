@@ -27,7 +27,7 @@ def run(args: list[str]) -> int:
 
     from mae.pretraining.plan import plan_pretraining
 
-    prepared, plan = plan_pretraining(config, hours=hours)
+    prepared, plan = plan_pretraining(config, hours=hours, given=given_options(args))
     if as_json:
         sys.stdout.write(json.dumps(plan.to_json()) + "\n")
     else:

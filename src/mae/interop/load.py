@@ -138,6 +138,13 @@ def _filled(
             f"{path} holds {len(strange)} tensors that no such model has ({shown}): its mathematics are others, or "
             "they belong to something else; save the model's tensors alone"
         )
+    if allow_partial is None and (lacking := sorted(expected.keys() - found)):
+        encoder = count_part("encoder.", expected, found)
+        raise MAEError(
+            f"{path} holds {encoder.tensors} of {encoder.tensors_expected} encoder tensors; {len(lacking)} of the "
+            f"model's are missing ({', '.join(lacking[:_NUM_NAMED])}); get the file anew, or take what is there by "
+            "--allow-partial SHARE"
+        )
     check_names(path, found, expected, allow_partial=allow_partial)
     there = {name: weight for name, weight in weights.items() if name in expected}
     for name, weight in there.items():

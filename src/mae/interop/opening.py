@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.interop.adapt import Stem, rechannelled, resized
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
@@ -51,7 +51,12 @@ def open_model(
     """
     own = _own_weights(path)
     if own is None:
-        return load_foreign(path, told=told, allow_partial=allow_partial, see_photographs=see_photographs)
+        try:
+            return load_foreign(path, told=told, allow_partial=allow_partial, see_photographs=see_photographs)
+        except (MAEError, UsageError) as error:
+            if told is None and " --" in str(error):  # nobody but 'mae import' has these options
+                raise type(error)(f"{error} ('mae import' takes these options)") from error
+            raise
     if told is not None and told != Told():
         raise UsageError(
             f"{path} is a model of this package, which says of itself what it is; nothing can be told of it"

@@ -35,7 +35,7 @@ _KEY = "mae"
 MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
 """Kinds of model that a file may hold."""
 
-_ORIGIN = ("recipe", "data_source", "data_fingerprint", "imported_from")
+_ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
 # A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
 # length, as text within text. The library itself would read 100 MB.
 _MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
@@ -71,7 +71,8 @@ class LoadReport:
         ignored: tensors in the file that the model does not have.
         probe: largest difference between the probe in the file and the loaded model's, relative; None: not compared.
         channels: names of the channels; None: not known.
-        origin: recipe, data_source, data_fingerprint, imported_from, versions and licence, as far as they are known.
+        origin: recipe, data_source, data_fingerprint, init_from, imported_from, versions and licence, as far as they
+            are known.
         notes: what else a reader must know.
     """
 
@@ -116,7 +117,8 @@ def model_metadata(
     Args:
         model: a model made by `create_model` or `build_model`, or an encoder alone.
         licence: the terms its weights come under, where they have any.
-        origin: `recipe`, `data_source`, `data_fingerprint` and `imported_from`, JSON values, as far as they are known.
+        origin: `recipe`, `data_source`, `data_fingerprint`, `init_from` and `imported_from`, JSON values, as far as
+            they are known.
         probe: `probe_of(model)`, made of the very weights that are stored; None: the file cannot be verified.
 
     Raises:
@@ -269,7 +271,10 @@ def _read(
 def check_header(path: Path) -> None:
     """Refuse a header that is too long, or in which two entries share a name, of which readers take either."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(8)
+        if start.startswith((b"PK\x03\x04", b"\x80\x02")):
+            raise SafetensorError("it is a file of torch.save; 'mae import' brings such weights in")
+        length = int.from_bytes(start, "little")
         if length > _MAX_HEADER:
             raise SafetensorError(f"its header claims {length:,} bytes; expected at most {_MAX_HEADER:,}")
         text = file.read(length)

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -94,14 +94,18 @@ def examine(prepared: Prepared, model: MaskedAutoencoder) -> Diagnosis:
     return Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
 
 
-def examine_source(config: PretrainConfig) -> Diagnosis:
+def examine_source(config: PretrainConfig, *, given: Collection[str] = ()) -> Diagnosis:
     """Check a run as it would begin.
+
+    Args:
+        config: the run.
+        given: see `prepare`.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
         MAEError: images that cannot be read.
     """
-    prepared = prepare(config, None, choose_device(config.device), World(), resume=False)
+    prepared = prepare(config, None, choose_device(config.device), World(), resume=False, given=given)
     return examine(prepared, fresh_model(prepared))
 
 

@@ -36,6 +36,7 @@ def show_header(
         f"Pre-training in {prepared.folder.root}{going_on}",
         [
             ("model", _describe_model(prepared, model)),
+            *([("begun with", _describe_start(prepared))] if "start" in prepared.found else []),
             ("images", _describe_images(prepared)),
             ("held out", _describe_held_out(prepared)),
             ("statistics", _describe_statistics(prepared)),
@@ -57,6 +58,13 @@ def _describe_model(prepared: Prepared, model: MaskedAutoencoder) -> str:
     told = f"{config.model}: encoder {encoder:.2f} M parameters, decoder {decoder:.2f} M"
     told += ", by cross-attention" if config.decoder == "cross" else ""
     return told + (f", {config.predict_share:.0%} of the hidden patches predicted" if config.predict_share < 1 else "")
+
+
+def _describe_start(prepared: Prepared) -> str:
+    start = prepared.found["start"]
+    fresh = "" if start["fresh"] is None else f"; with {start['fresh']}"
+    licence = "" if start["licence"] is None else f"; licence: {start['licence']}"
+    return f"{prepared.config.init_from}: {start['loaded']}{fresh}{licence}"
 
 
 def _describe_images(prepared: Prepared) -> str:

@@ -25,6 +25,7 @@ from mae.models.storage import model_metadata
 from mae.models.zoo import build_model
 from mae.pretraining.replay import write_capture
 from mae.pretraining.settle import Prepared, warmup_steps
+from mae.pretraining.start import begin_with
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.panels import draw_panels
 from mae.training.engine import Trainer, TrainingSettings
@@ -136,8 +137,10 @@ def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
         "recipe": prepared.config.recipe,
         "data_source": Path(prepared.config.source).name,
         "data_fingerprint": prepared.images.fingerprint(),
+        "init_from": None if prepared.config.init_from is None else Path(prepared.config.init_from).name,
     }
-    return model_metadata(model, origin=origin, probe=probe_of(model))
+    licence = prepared.found.get("start", {}).get("licence")  # what they come under holds for what is made of them
+    return model_metadata(model, licence=licence, origin=origin, probe=probe_of(model))
 
 
 def fresh_model(prepared: Prepared) -> MaskedAutoencoder:
@@ -145,6 +148,8 @@ def fresh_model(prepared: Prepared) -> MaskedAutoencoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(prepared.config.seed)
         model = build_model(prepared.model_config)
+    if prepared.start is not None:
+        begin_with(model, prepared.start)
     return as_told(model, prepared.config).to(prepared.device)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from math import floor, inf
 from typing import Any
@@ -27,6 +27,7 @@ from mae.pretraining.measure import (
 from mae.pretraining.parts import num_workers
 from mae.pretraining.sense import advise, check_sense, num_parameters
 from mae.pretraining.settle import Prepared, num_held_out, prepare, settle, told_of_parts, total_steps
+from mae.pretraining.start import Start, as_weights_say
 from mae.recipes import recipe_config
 from mae.report.console import duration
 from mae.training.device import choose_device, explained_memory_failure
@@ -94,8 +95,10 @@ class Plan:
         return records.to_json(self)
 
 
-def plan_pretraining(config: PretrainConfig, *, hours: float | None) -> tuple[Prepared, Plan]:
-    """Read the images, settle the run and plan it; see `make_plan`.
+def plan_pretraining(
+    config: PretrainConfig, *, hours: float | None, given: Collection[str] = ()
+) -> tuple[Prepared, Plan]:
+    """Read the images, settle the run and plan it; see `make_plan` and, of what was `given`, `prepare`.
 
     Raises:
         UsageError: the request cannot be carried out as asked, or makes no sense.
@@ -109,7 +112,7 @@ def plan_pretraining(config: PretrainConfig, *, hours: float | None) -> tuple[Pr
     if folder is not None:
         folder.check_new()
     with explained_memory_failure(f"{max(_PROBES)} images at once are too many; take a smaller model or --img-size"):
-        prepared = prepare(config, folder, choose_device(config.device), World(), resume=False)
+        prepared = prepare(config, folder, choose_device(config.device), World(), resume=False, given=given)
         return prepared, make_plan(prepared, hours=hours)
 
 
@@ -148,7 +151,8 @@ def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
     epoch_seconds = prepared.steps_per_epoch * config.batch_size / pace.images_per_second
     if hours is not None:
         config = replace(config, epochs=float(fitting_epochs(hours, epoch_seconds)), steps=None)
-    config, model = settle(config, images, device, world)
+    weights = None if prepared.start is None else prepared.start.config
+    config, model = settle(config, images, device, world, weights)
     check_sense(config, len(images))
     steps = total_steps(config, len(images))
     epochs = steps / prepared.steps_per_epoch
@@ -177,7 +181,7 @@ def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
             *_on_pace(pace, num_workers(prepared)),
             *advise(config, model, len(images), epoch_seconds=epoch_seconds),
         ),
-        command=command_of(config, images, device, world),
+        command=command_of(config, images, device, world, prepared.start),
     )
 
 
@@ -243,30 +247,40 @@ def _on_pace(pace: Pace, workers: int) -> list[str]:
     return [f"the model waits for images {pace.data_wait:.0%} of the time; {remedy}"]
 
 
-def command_of(config: PretrainConfig, images: ImageSet, device: torch.device, world: World) -> str:
+def command_of(
+    config: PretrainConfig, images: ImageSet, device: torch.device, world: World, start: Start | None = None
+) -> str:
     """The shortest command that carries a settled run out, to be typed in a shell on the same machine.
 
-    It names the source, the model, the length, the batch, and what else differs from the recipe and would not be chosen
-    for these images anyway.
+    It names the source, the model or the weights to begin with, the length, the batch, and what else differs from the
+    recipe and would not be chosen for these images anyway.
     """
     recipe = recipe_config(config.recipe)
-    told = {"source": config.source, "recipe": config.recipe}
-    changed = {
-        field.name: value
-        for field in fields(PretrainConfig)
-        if field.name not in told and (value := getattr(config, field.name)) != getattr(recipe, field.name)
-    }
+    told: dict[str, Any] = {"source": config.source, "recipe": config.recipe}
+    if start is not None:
+        told["init_from"] = config.init_from
+
+    def asked(options: Mapping[str, Any]) -> PretrainConfig:
+        found = recipe.override({**told, **options})
+        return found if start is None else as_weights_say(found, {*told, *options}, start)
 
     def means_the_same(options: Mapping[str, Any]) -> bool:
         try:
-            return settle(recipe.override({**told, **options}), images, device, world)[0] == config
+            return settle(asked(options), images, device, world, None if start is None else start.config)[0] == config
         except UsageError:
             return False
 
+    plain = asked({})
+    changed = {
+        field.name: value
+        for field in fields(PretrainConfig)
+        if field.name not in told and (value := getattr(config, field.name)) != getattr(plain, field.name)
+    }
     named_anyway = ("model", "epochs", "steps", "batch_size")
     for name in [name for name, value in changed.items() if value is None or name not in named_anyway]:
         shorter = {key: value for key, value in changed.items() if key != name}
         changed = shorter if means_the_same(shorter) else changed
-    recipe_flags = [] if config.recipe == "default" else ["--recipe", config.recipe]
+    begin_flags = [] if config.recipe == "default" else ["--recipe", config.recipe]
+    begin_flags += [] if config.init_from is None else ["--init-from", config.init_from]
     flags = [flag for name, value in changed.items() for flag in as_flags(name, value)]
-    return shlex.join(["mae", "pretrain", config.source, *recipe_flags, *flags])
+    return shlex.join(["mae", "pretrain", config.source, *begin_flags, *flags])

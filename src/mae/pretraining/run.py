@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor, steps_between_looks
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
-from mae.pretraining.settle import Prepared, in_smaller_parts, prepare, stored_config
+from mae.pretraining.settle import Prepared, find_start, in_smaller_parts, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
@@ -133,8 +133,8 @@ def run_pretraining(
         if not world.is_main:
             console = Console(quiet=True)
         config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())
-        prepared = prepare(config, folder, device, world, resume=newest is not None)
-        return _run(prepared, newest, console)
+        # No name here keeps the weights to begin with, which are let go once they are in the model.
+        return _run(prepare(config, folder, device, world, resume=newest is not None, given=given), newest, console)
 
 
 def _begun(
@@ -166,7 +166,10 @@ def _found(folder: RunFolder) -> tuple[str, str]:
 
 
 def _run(prepared: Prepared, newest: str | None, console: Console) -> PretrainResult:
+    if newest == "":  # it was stopped before its first checkpoint
+        prepared = replace(prepared, start=find_start(prepared.config, prepared.world))
     world, model = prepared.world, fresh_model(prepared)
+    prepared = replace(prepared, start=None)
     world.from_main(partial(check_disk, prepared, model))
     if not newest and not prepared.config.skip_doctor:
         world.from_main(partial(_see_doctor, prepared, model, console))

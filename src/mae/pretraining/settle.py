@@ -22,6 +22,7 @@ from mae.masking.random import RandomMasking
 from mae.masking.schedule import RatioSchedule
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
+from mae.pretraining.start import Start, as_weights_say, fresh_part, open_start
 from mae.randomness import FIXED_EPOCH
 from mae.records import read_json
 from mae.training.device import choose_precision
@@ -63,6 +64,7 @@ class Prepared:
     device: torch.device
     world: World
     resume: bool
+    start: Start | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -126,6 +128,7 @@ def prepare(
     world: World,
     *,
     resume: bool,
+    given: Collection[str] = (),
     memory_limit: int | None = None,
 ) -> Prepared:
     """Read the images and settle the run; nothing is written yet.
@@ -136,14 +139,18 @@ def prepare(
         device: where to compute.
         world: the processes that train together.
         resume: whether the run was begun before.
+        given: names of the options that the user set: where weights to begin with say another thing, these count.
         memory_limit: bytes that decoded images may take; None: a quarter of the free memory.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
         MAEError: too many images cannot be read.
     """
+    start, weights = None, _weights_of(folder) if resume else None
+    if not resume and (start := find_start(config, world)) is not None:
+        config, weights = as_weights_say(config, given, start), start.config
     if config.model is not None:  # refuse a wrong name or size before images are read, which can take minutes
-        _model_config(config, config.model, in_chans=config.in_chans)
+        _model_config(config, config.model, weights, in_chans=config.in_chans)
     with world.main_first():  # a download goes to one folder
         source = open_source(config.source, data_root=config.data_root)
     images = load_images(
@@ -155,11 +162,11 @@ def prepare(
         memory_limit=memory_limit,
         processes=world.local_size,
     )
-    config, model = settle(config, images, device, world)
+    config, model = settle(config, images, device, world, weights)
     assert config.model is not None
     if folder is None:
         folder = new_run_folder(Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
-    found = world.from_main(partial(_found_data, config, images, folder, resume=resume))
+    found = world.from_main(partial(_found_data, config, model, images, folder, start, resume=resume))
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
     return Prepared(
         config=config,
@@ -171,20 +178,36 @@ def prepare(
         device=device,
         world=world,
         resume=resume,
+        start=start,
     )
 
 
 def settle(
-    config: PretrainConfig, images: ImageSet, device: torch.device, world: World
+    config: PretrainConfig,
+    images: ImageSet,
+    device: torch.device,
+    world: World,
+    weights: ModelConfig | None = None,
 ) -> tuple[PretrainConfig, ModelConfig]:
     """Choose what was left open for these images and this machine, and see that it can be trained.
+
+    Args:
+        config: the run, as far as it was told.
+        images: to train on.
+        device: where to compute.
+        world: the processes that train together.
+        weights: the configuration of those that the run begins with; None: fresh ones.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
     """
-    config = _choose(config, images, device)
+    if config.init_from is not None and weights is None:
+        raise UsageError("--init-from is for 'mae pretrain', 'mae plan' and 'mae doctor'; leave it out here")
+    if config.statistics == "model" and weights is None:
+        raise UsageError("--statistics is model, which means those of --init-from; give that, or --statistics data")
+    config = _choose(config, weights, images, device)
     assert config.model is not None
-    model = _model_config(config, config.model, in_chans=images.channels)
+    model = _model_config(config, config.model, weights, in_chans=images.channels)
     _check_warmups(config, len(images))
     if config.mask_schedule != "const":
         RandomMasking(ratio=config.mask_start).num_visible(model.grid)
@@ -201,6 +224,19 @@ def settle(
             "same image; leave one of the two out"
         )
     return config, model
+
+
+def find_start(config: PretrainConfig, world: World) -> Start | None:
+    """The weights that a run begins with; None: fresh ones.
+
+    Raises:
+        UsageError: see `open_start`.
+        MAEError: see `open_start`.
+    """
+    if config.init_from is None:
+        return None
+    with world.main_first():  # what is wrong with a file is then said once
+        return open_start(config.init_from)
 
 
 def total_steps(config: PretrainConfig, num_images: int) -> int:
@@ -267,7 +303,10 @@ def _part_size(config: PretrainConfig, world: World) -> int:
     return config.batch_size // (config.accumulate * world.size)
 
 
-def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) -> ModelConfig:
+def _model_config(
+    config: PretrainConfig, name: str, weights: ModelConfig | None, *, in_chans: int | None
+) -> ModelConfig:
+    """The model of a name, or that of the weights to begin with, with what the run says otherwise."""
     if in_chans is None and config.channels is not None:
         in_chans = len(config.channels)
     values = {
@@ -282,10 +321,13 @@ def _model_config(config: PretrainConfig, name: str, *, in_chans: int | None) ->
         "pos_embed": config.pos_embed,
         **{name: getattr(config, name) for name in _OBJECTIVE},
     }
-    return model_config(name, **{key: value for key, value in values.items() if value is not None})
+    told = {key: value for key, value in values.items() if value is not None}
+    return model_config(name, **told) if weights is None else replace(weights, **told)
 
 
-def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> PretrainConfig:
+def _choose(
+    config: PretrainConfig, weights: ModelConfig | None, images: ImageSet, device: torch.device
+) -> PretrainConfig:
     """The configuration with everything chosen that was left to the source and the machine."""
     smallest, largest = images.size_range()
     tiny = max(largest) <= _SMALL_SIDE
@@ -295,7 +337,8 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
     if config.model is None and tiny and img_size is None and smallest == largest:
         img_size = smallest
         patch_size = patch_size or (_small_patch(img_size[0]), _small_patch(img_size[1]))
-    model = _model_config(replace(config, img_size=img_size, patch_size=patch_size), name, in_chans=images.channels)
+    sized = replace(config, img_size=img_size, patch_size=patch_size)
+    model = _model_config(sized, name, weights, in_chans=images.channels)
     usual_batch = 64 if device.type == "cpu" else 256
     trained = len(images) - num_held_out(config, len(images))
     batch_size = config.batch_size or config.views * max(1, min(usual_batch // config.views, trained))
@@ -317,6 +360,7 @@ def _choose(config: PretrainConfig, images: ImageSet, device: torch.device) -> P
         data_root=config.data_root.resolve(),
         precision=choose_precision(config.precision, device),  # type: ignore[arg-type]
         model=name,
+        init_from=None if config.init_from is None else _absolute(config.init_from),
         img_size=model.img_size,
         patch_size=model.patch_size,
         in_chans=images.channels,
@@ -350,7 +394,35 @@ def _check_warmups(config: PretrainConfig, num_images: int) -> None:
     )
 
 
-def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, resume: bool) -> dict[str, Any]:
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if Path(path).exists() else path
+
+
+def _weights_of(folder: RunFolder | None) -> ModelConfig | None:
+    """The configuration of the weights that a run began with, for its own need not be any named model's."""
+    begun = None if folder is None else read_json(folder.data).get("start")
+    return None if begun is None else ModelConfig.from_json(begun["model"])
+
+
+def _found_start(start: Start, model: ModelConfig) -> dict[str, Any]:
+    fresh = {"decoder.": "a fresh decoder", "decoder.pred.": "a fresh last layer of the decoder", "": None}
+    return {
+        "model": start.config.to_json(),
+        "loaded": start.line,
+        "fresh": fresh[fresh_part(start, model)],
+        "licence": start.licence,
+    }
+
+
+def _found_data(
+    config: PretrainConfig,
+    model: ModelConfig,
+    images: ImageSet,
+    folder: RunFolder,
+    start: Start | None,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
     """What the source holds; a resumed run must find what it found before."""
     if resume:
         found = read_json(folder.data)
@@ -364,7 +436,11 @@ def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, 
         raise UsageError(
             f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
         )
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
+    if config.statistics == "model":
+        assert start is not None and start.config.mean is not None and start.config.std is not None
+        mean, std = start.config.mean, start.config.std
+    else:
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
     return {
         "source": config.source,
         "images": len(images),
@@ -375,6 +451,7 @@ def _found_data(config: PretrainConfig, images: ImageSet, folder: RunFolder, *, 
         "mean": [float(f"{value:.6g}") for value in mean],
         "std": [float(f"{value:.6g}") for value in std],
         "unreadable": list(images.unreadable),
+        **({} if start is None else {"start": _found_start(start, model)}),
     }
 
 
@@ -389,6 +466,7 @@ def stored_config(
     stored = PretrainConfig.read(folder.config)
     asked, begun = config.to_json(), stored.to_json()
     asked["source"] = absolute_source(config.source)
+    asked["init_from"] = None if config.init_from is None else _absolute(config.init_from)
     differing = [name for name in given if name not in MACHINE_FIELDS and asked[name] != begun[name]]
     if differing:
         changes = "; ".join(f"{name} was {begun[name]!r}, is now {asked[name]!r}" for name in differing)

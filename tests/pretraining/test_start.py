@@ -1,0 +1,234 @@
+"""A run that begins with weights: they are all taken, they say what the user does not, and it needs them but once."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign import official, saved
+from torch import Tensor
+
+import mae
+from mae.cli import main
+from mae.config import PretrainConfig
+from mae.errors import UsageError
+from mae.models.config import ModelConfig
+from mae.models.pretrained import PretrainedEncoder
+from mae.models.storage import load_with_report, model_metadata, save_model
+from mae.models.zoo import build_model, create_model
+from mae.pretraining.doctor import examine_source
+from mae.pretraining.parts import fresh_model
+from mae.pretraining.plan import command_of, plan_pretraining
+from mae.pretraining.settle import Prepared, prepare
+from mae.recipes import recipe_config
+from mae.training.distributed import World
+from mae.training.run_folder import find_weights
+
+Run = Callable[..., mae.PretrainResult]
+CPU = torch.device("cpu")
+DIGITS = ModelConfig(
+    img_size=(8, 8), patch_size=(2, 2), in_chans=1, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0,
+    decoder_embed_dim=16, decoder_depth=1, decoder_num_heads=2, norm_eps=1e-5, norm_pix_loss=False, low_pass=0.5,
+    mean=(0.25,), std=(0.5,),
+)  # fmt: skip
+"""No named model is like this one."""
+
+
+def stored(path: Path, config: ModelConfig = DIGITS, *, alone: bool = False, licence: str | None = None) -> Path:
+    torch.manual_seed(7)
+    model: Any = build_model(config)
+    for tensor in model.state_dict().values():
+        tensor.normal_(std=0.1)
+    if alone:
+        model = PretrainedEncoder(encoder=model.encoder, config=config)
+    save_model(model, path, model_metadata(model, licence=licence))
+    return path
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    return stored(tmp_path / "weights.safetensors", licence="CC-BY-NC-4.0")
+
+
+def prepared(path: Path, *, given: set[str] | None = None, **options: Any) -> Prepared:
+    config = PretrainConfig(source="builtin:digits", init_from=str(path), steps=2, **options)
+    given = {"init_from", "source", "steps", *options} if given is None else given
+    return prepare(config, None, CPU, World(), resume=False, given=given)
+
+
+def same(path: Path, run: Prepared, *, but: str = "nothing") -> bool:
+    """Whether the run begins with the weights of a file, but for tensors whose names begin so, which differ."""
+    source, model = mae.load(path).state_dict(), fresh_model(run).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.config.seed)
+        fresh = build_model(run.model_config).state_dict()
+    as_source = {name for name in source.keys() & model.keys() if torch.equal(source[name], model[name])}
+    as_fresh = {name for name in model if torch.equal(fresh[name], model[name])}
+    expected = {name for name in model if name.startswith(but)}
+    fixed = {name for name in model if name.endswith("pos_embed.table")} & as_source & as_fresh
+    return as_source - fixed == model.keys() - expected - fixed and as_fresh - fixed == expected - fixed
+
+
+def test_weights_say_sizes_target_and_statistics(weights: Path):
+    run = prepared(weights)
+    assert run.model_config == DIGITS and same(weights, run)
+    assert run.config.statistics == "model" and run.statistics()[0].tolist() == [0.25]
+    assert run.config.model == "vit_24x2_patch2"
+
+
+@pytest.mark.parametrize(
+    ("options", "fresh"),
+    [
+        ({"norm_pix_loss": True}, "decoder.pred."),
+        ({"low_pass": 1.0}, "decoder.pred."),
+        ({"decoder_depth": 2}, "decoder."),
+        ({"decoder": "cross"}, "decoder."),
+        ({"mask_ratio": 0.5, "loss": "l1", "uniformity": 0.1, "patch_size": (2, 2)}, "nothing"),
+    ],
+    ids=["target", "frequencies", "depth", "decoder", "objective"],
+)
+def test_what_the_user_says_counts(options: dict[str, Any], fresh: str, weights: Path):
+    run = prepared(weights, **options)
+    assert {name: getattr(run.model_config, name) for name in options} == options
+    assert same(weights, run, but=fresh)
+    said = {"decoder.": "a fresh decoder", "decoder.pred.": "a fresh last layer of the decoder"}.get(fresh)
+    assert run.found["start"]["fresh"] == said
+
+
+def test_of_a_recipe_the_weights_take_no_word(weights: Path):
+    asked = PretrainConfig(source="builtin:digits", init_from=str(weights), model="mae_vit_small", norm_pix_loss=True)
+    run = prepare(asked, None, CPU, World(), resume=False, given={"source", "init_from"})
+    assert run.model_config == DIGITS
+
+
+def test_an_encoder_alone_gets_the_decoder_of_its_size(tmp_path: Path):
+    usual = create_model("mae_vit_lesson_patch4").config
+    assert usual is not None
+    path = stored(tmp_path / "e.safetensors", ModelConfig.from_json({**usual.to_json(), "in_chans": 1}), alone=True)
+    run = prepared(path, img_size=(8, 8))
+    assert same(path, run, but="decoder.")
+    assert run.model_config.decoder_embed_dim == usual.decoder_embed_dim == 128
+    assert run.config.statistics == "data" and run.config.norm_pix_loss  # it knew neither
+    assert prepared(path, img_size=(8, 8), norm_pix_loss=False).model_config.norm_pix_loss is False
+
+
+def test_learned_positions_are_made_for_another_size(tmp_path: Path):
+    path = stored(tmp_path / "w.safetensors", replace(DIGITS, pos_embed="learned", low_pass=None))
+    assert same(path, prepared(path))
+    larger = fresh_model(prepared(path, img_size=(12, 16)))
+    small, large = mae.load(path).encoder.pos_embed.table, larger.encoder.pos_embed.table
+    assert isinstance(small, Tensor) and isinstance(large, Tensor) and large.shape == (48, 24)
+    middle = torch.nn.functional.interpolate(
+        small.T.reshape(1, 24, 4, 4), size=(6, 8), mode="bicubic", antialias=True
+    ).flatten(2)
+    torch.testing.assert_close(large, middle[0].T)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "mae_vit_small"}, "--init-from says by itself what model it is; leave it out"),
+        (
+            {"patch_size": (4, 4)},
+            r"--patch-size is \(4, 4\), the weights of --init-from are for \(2, 2\); leave it out",
+        ),
+        ({"in_chans": 3}, r"are for 1 \('mae import' makes others, with --stem\)"),
+        ({"cls_token": False}, "--cls-token is False"),
+        ({"pos_embed": "learned"}, "are for sincos2d"),
+        ({"mlp_ratio": 4.0}, "are for 2.0"),
+        ({"img_size": (9, 8)}, "not a multiple of the patch size"),
+    ],
+    ids=["model", "patch", "channels", "token", "positions", "MLPs", "size"],
+)
+def test_what_contradicts_them_is_refused(options: dict[str, Any], says: str, weights: Path):
+    with pytest.raises(UsageError, match=says):
+        fresh_model(prepared(weights, **options))
+
+
+def test_statistics_that_nobody_knows_are_refused(tmp_path: Path):
+    path = stored(tmp_path / "w.safetensors", replace(DIGITS, mean=None, std=None))
+    with pytest.raises(UsageError, match="know none; use --statistics data"):
+        prepared(path, statistics="model")
+    with pytest.raises(UsageError, match="which means those of --init-from"):
+        prepare(
+            PretrainConfig(source="builtin:digits", statistics="model"), None, CPU, World(), resume=False
+        )  # fmt: skip
+
+
+def test_a_run_goes_on_without_them_and_carries_their_licence(weights: Path, pretrain: Run, tiny: dict[str, Any]):
+    own = {name: None for name in ("model", "img_size", "patch_size", "mlp_ratio")}
+    options = {name: value for name, value in tiny.items() if name not in own}
+    out = weights.parent
+    whole = mae.pretrain("builtin:digits", init_from=weights, out=out / "whole", **options)
+    assert PretrainConfig.read(whole.folder / "config.json").init_from == str(weights)
+    cut = out / "cut"
+    shutil.copytree(whole.folder, cut)
+    shutil.rmtree(cut / "checkpoints" / "step-00000006")
+    weights.rename(out / "elsewhere.safetensors")
+    mae.pretrain(out=cut, resume=True, quiet=True)
+    first, second = (mae.load(folder).state_dict() for folder in (whole.folder, cut))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    origin = load_with_report(find_weights(cut))[1].origin
+    assert (origin["licence"], origin["init_from"]) == ("CC-BY-NC-4.0", "weights.safetensors")
+    (out / "elsewhere.safetensors").rename(weights)
+    again = mae.pretrain(recipe=str(cut / "config.json"), out=out / "again", quiet=True)
+    assert all(torch.equal(first[name], tensor) for name, tensor in again.load_model().state_dict().items())
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
+    weights: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    options = {
+        name: value for name, value in tiny.items() if name not in ("model", "img_size", "patch_size", "mlp_ratio")
+    }
+    out = weights.parent / "run"
+    monkeypatch.chdir(weights.parent)
+    asked = {"init_from": weights.name, "out": out, **options}
+    whole = mae.pretrain("builtin:digits", **asked)
+    expected = whole.load_model().state_dict()
+    shutil.rmtree(out / "checkpoints")
+    (out / "metrics.jsonl").unlink()
+    mae.pretrain(out=out, resume=True, quiet=True)
+    found = mae.load(out).state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    mae.pretrain("builtin:digits", resume=True, **asked)  # the same words name the same weights
+    with pytest.raises(UsageError, match="init_from was"):
+        mae.pretrain("builtin:digits", resume=True, **{**asked, "init_from": "others.safetensors"})
+
+
+def test_weights_of_others_begin_a_run(tmp_path: Path):
+    model = create_model("mae_vit_lesson_patch4", img_size=8, patch_size=2, in_chans=1, mean=(0.3,), std=(0.4,))
+    path = saved(tmp_path / "theirs.pth", official(PretrainedEncoder(encoder=model.encoder, config=model.config)))
+    began = fresh_model(prepared(path)).encoder.state_dict()
+    assert all(torch.equal(tensor, began[name]) for name, tensor in model.encoder.state_dict().items())
+
+
+def test_the_command_line_checks_and_plans_with_them(weights: Path, capsys: pytest.CaptureFixture[str]):
+    options = {"source": "builtin:digits", "init_from": str(weights), "batch_size": 16, "epochs": 20.0}
+    asked = recipe_config("default").override(options)
+    run, plan = plan_pretraining(asked, hours=None, given=options)
+    command = f"mae pretrain builtin:digits --init-from {weights} --epochs 20 --batch-size 16"
+    assert run.model_config == DIGITS and plan.command.startswith(command)
+    assert "--norm" not in plan.command and "--patch" not in plan.command
+    options["norm_pix_loss"] = True
+    told = prepare(asked.override(options), None, CPU, World(), resume=False, given=options)
+    written = command_of(told.config, told.images, CPU, World(), told.start)
+    assert written == command.replace(" --epochs", " --norm-pix-loss --epochs")
+    learned = examine_source(asked, given={"init_from"})
+    assert not learned.fatal
+    assert main(["study", "--help"]) == 0 and "init-from" not in capsys.readouterr().out
+
+
+def test_what_they_are_is_told(weights: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    size = ["--steps", "1", "--batch-size", "16", "--device", "cpu", "--skip-doctor", "--held-out", "0"]
+    out = weights.parent / "run"
+    assert main(["pretrain", "builtin:digits", "--init-from", str(weights), "--out", str(out), *size]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "loaded encoder 29/29 tensors" in told and "licence: CC-BY-NC-4.0" in told
+    assert json.loads((out / "data.json").read_text())["start"]["licence"] == "CC-BY-NC-4.0"
+    assert main(["pretrain", "builtin:digits", "--init-from", str(weights / "no"), *size]) == 2
+    assert "no is not there" in " ".join(capsys.readouterr().err.split())
