@@ -59,7 +59,10 @@ def write_official_weights(page: Path) -> bool:
 
 def shortened(args: list[str]) -> list[str]:
     """The same command for two steps, on a run that is there; a study with one seed."""
-    args = [{"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}.get(arg, arg) for arg in args]
+    places = {"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}
+    if "CLASSIFIER" in args:
+        places["CLASSIFIER"] = str(next(Path("runs/photos/evaluation/finetune").glob("*/classifier.safetensors")))
+    args = [places.get(arg, arg) for arg in args]
     tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
     if args[0] in ("doctor", "plan") and not args[1].startswith("runs/"):
         # As many steps as a plan must have: fewer make no sense, and it says so.

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch.testing import assert_close
 from mae.errors import MAEError, UsageError
 from mae.evaluation import finetune
 from mae.evaluation.bench import Bench
-from mae.evaluation.finetune import Finetune
+from mae.evaluation.finetune import CLASSIFIER_FILE, Finetune, rank
 from mae.evaluation.scores import top_k_accuracy
 from mae.evaluation.supervised import LabelledBatch
+from mae.models.classifier import ImageClassifier
+from mae.models.storage import load_with_report
 from mae.models.zoo import model_config
 from mae.training.engine import Trainer
 from mae.training.log import read_rows
@@ -296,11 +299,26 @@ def test_a_finished_training_is_judged_again_and_another_is_kept_apart(monkeypat
     (folder,) = folders(bench)
     training = first.result["training"]
     assert training["folder"] == str(folder) and training["curve"] == first.curve and training["seconds"] > 0
-    assert first.note.endswith(f"of training. The last weights are judged, not the best; they are in {folder}.")
+    assert first.note.endswith(
+        f"of training. The last weights are judged, not the best; they are in {folder / CLASSIFIER_FILE}."
+    )
     assert again.result == first.result and again.ranking is not None and first.ranking is not None
     assert torch.equal(again.ranking, first.ranking) and metrics.read_bytes() == before
     Finetune(**{**SHORT, "weight_decay": 0.1}).run(bench)
     assert len(folders(bench)) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": 2}, {"from_scratch": True}], ids=["all", "LoRA", "from scratch"])
+def test_the_classifier_is_left_as_a_models_file(options: dict[str, Any], bench: Bench):
+    bench = replace(bench, extractor=replace(bench.extractor, licence="CC-BY-NC-4.0"))
+    found = Finetune(**{**SHORT, "base_lr": 0.1, **options}).run(bench)
+    (folder,) = folders(bench)
+    model, report = load_with_report(folder / CLASSIFIER_FILE)
+    assert isinstance(model, ImageClassifier) and model.class_names == bench.class_names
+    assert not any("up" in name or "down" in name for name in model.state_dict())
+    assert found.ranking is not None and torch.equal(rank(bench, model, top=3), found.ranking)
+    # What weights come under holds for what is made of them; a start from scratch owes them nothing.
+    assert report.origin["licence"] == (None if options.get("from_scratch") else "CC-BY-NC-4.0")
 
 
 @pytest.mark.parametrize(

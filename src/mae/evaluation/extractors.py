@@ -84,6 +84,7 @@ class Extractor:
             None where it is not known, and then nothing is stored.
         model: the model itself, for what needs more than features; None where it is none of this package.
         loaded: what was loaded of its file, in one line; None where it comes from no file of this package.
+        licence: the terms its weights come under; None: not known.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Extractor:
     identity: str | None = None
     model: PretrainedEncoder | None = None
     loaded: str | None = None
+    licence: str | None = None
 
     @property
     def autoencoder(self) -> MaskedAutoencoder | None:
@@ -149,7 +151,8 @@ def open_extractor(spec: Any, *, device: torch.device) -> Extractor:
 
         return foreign.timm_extractor(name, device=device) if kind == "timm" else foreign.hf_extractor(name, device)
     model, report = load_with_report(find_weights(Path(spec)))
-    return replace(model_extractor(model.to(device), name=str(spec)), loaded=report.line())
+    extractor = model_extractor(model.to(device), name=str(spec))
+    return replace(extractor, loaded=report.line(), licence=report.origin.get("licence"))
 
 
 def show_loaded(console: Console, loaded: str | None) -> None:

@@ -1,8 +1,10 @@
 """Fine-tuning the encoder end to end or in part (He et al. 2021, A.1 and section 5, "Partial fine-tuning")."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +24,7 @@ from mae.evaluation.supervised import (
     largest_batch,
     train_with_labels,
 )
+from mae.layers.lora import merge_lora
 from mae.models.classifier import (
     ImageClassifier,
     build_classifier,
@@ -30,12 +33,17 @@ from mae.models.classifier import (
     train_lora,
 )
 from mae.models.config import ModelConfig
+from mae.models.probe import probe_of
+from mae.models.storage import model_metadata, save_model
 from mae.options import shown
 from mae.randomness import Stream, seeds
 from mae.report.console import duration
 from mae.report.inference import undisturbed
 from mae.training.device import choose_precision
 from mae.training.optimizer import AdamW, layered_groups
+
+CLASSIFIER_FILE = "classifier.safetensors"
+"""The trained classifier, in the folder of its training."""
 
 _TOP = 5
 
@@ -137,6 +145,7 @@ class Finetune:
             drop_path=settled["drop_path"],
             label_smoothing=self.label_smoothing,
             pretrained=None if self.from_scratch else model,
+            class_names=bench.class_names,
         ).to(bench.device)
         self._freeze(classifier)
         optimizer = AdamW(
@@ -171,6 +180,8 @@ class Finetune:
             prepare=lambda batch: self._prepare(batch, bench),
             look=lambda: {"test": top_k_accuracy(rank(bench, classifier, top=1), bench.labels("test"))},
         )
+        file = training.folder / CLASSIFIER_FILE
+        bench.world.from_main(lambda: _write(file, classifier, bench, from_scratch=self.from_scratch))
         return self._outcome(bench, classifier, settled, training)
 
     def _settled(self, config: ModelConfig, *, images: int) -> dict[str, Any]:
@@ -230,11 +241,27 @@ class Finetune:
             rows=((name, f"{top1:.1%}", f"{top5:.1%}", f"{trained:,} of {everything:,}"),),
             note=f"After {settled['epochs']:g} epochs in batches of {settled['batch_size']}, "
             f"{duration(training.seconds)} of training. The last weights are judged, not the best; they are in "
-            f"{training.folder}.",
+            f"{training.folder / CLASSIFIER_FILE}.",
             ranking=ranking,
             curve=training.curve,
             variant=self.variant,
         )
+
+
+def _write(file: Path, classifier: ImageClassifier, bench: Bench, *, from_scratch: bool) -> None:
+    """The classifier as a model's file: what LoRA learned is added to the weights, and the licence goes along."""
+    plain = deepcopy(classifier)
+    merge_lora(plain)
+    metadata = model_metadata(
+        plain,
+        licence=None if from_scratch else bench.extractor.licence,
+        origin={
+            "init_from": None if from_scratch else Path(bench.extractor.name).name,
+            "data_source": Path(bench.data.train.source.name).name,
+        },
+        probe=probe_of(plain),
+    )
+    save_model(plain, file, metadata)
 
 
 def rank(bench: Bench, classifier: ImageClassifier, *, top: int) -> Tensor:

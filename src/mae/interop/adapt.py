@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import ENCODER, MASKED_AUTOENCODER, build
+from mae.models.storage import build, classes_of, kind_of
 from mae.randomness import drawing_from
 from mae.types import Grid
 
@@ -36,9 +36,8 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
         name: resample(tensor, old.grid, new.grid) if name.endswith("pos_embed.table") else tensor
         for name, tensor in model.state_dict().items()
     }
-    kind = MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
     how = "computed for" if old.pos_embed == "sincos2d" else "resampled (bicubic) to"
-    return _built(kind, new, weights), f"positions {how} a grid of {new.grid[0]}x{new.grid[1]}"
+    return _built(model, new, weights), f"positions {how} a grid of {new.grid[0]}x{new.grid[1]}"
 
 
 def rechannelled(
@@ -67,7 +66,8 @@ def rechannelled(
     """
     old = _config_of(model)
     new = replace(old, in_chans=in_chans, mean=mean, std=std, channels=None)
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("encoder.")}
+    kept = PretrainedEncoder(encoder=model.encoder, config=old) if isinstance(model, MaskedAutoencoder) else model
+    weights = kept.state_dict()
     kernel = weights[_KERNEL].reshape(old.embed_dim, old.in_chans, -1)
     if stem == "mean":
         kernel = kernel.mean(dim=1, keepdim=True).expand(-1, in_chans, -1)
@@ -75,7 +75,7 @@ def rechannelled(
         kernel = kernel[:, torch.arange(in_chans) % old.in_chans]
     weights[_KERNEL] = (kernel * (old.in_chans / in_chans)).flatten(1)
     left = ", the decoder is left behind" if isinstance(model, MaskedAutoencoder) else ""
-    return _built(ENCODER, new, weights), f"stem by {stem}: {old.in_chans} channels became {in_chans}{left}"
+    return _built(kept, new, weights), f"stem by {stem}: {old.in_chans} channels became {in_chans}{left}"
 
 
 def resample(table: Float[Tensor, "N D"], old: Grid, new: Grid) -> Float[Tensor, "M D"]:
@@ -92,8 +92,9 @@ def _config_of(model: PretrainedEncoder) -> ModelConfig:
     return model.config
 
 
-def _built(kind: str, config: ModelConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
+def _built(like: PretrainedEncoder, config: ModelConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
+    """A model of the same kind."""
     with drawing_from(0):  # all of it is written over; the caller's numbers stay
-        model = build(kind, config)
+        model = build(kind_of(like), config, classes_of(like))
     model.load_state_dict(weights)
     return model.eval()

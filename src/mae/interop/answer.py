@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mae.interop.forms import OFFICIAL_FILE
 from mae.interop.opening import open_model
+from mae.models.classifier import ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.types import MaskPlan
@@ -24,11 +25,13 @@ Inputs = Mapping[str, Tensor]
 
 
 def answers_of(model: PretrainedEncoder, inputs: Inputs) -> dict[str, Tensor]:
-    """What is compared: `tokens` after the last norm; with a decoder `prediction` of every patch, `loss`, and
-    `gradient` of the loss by the patches' kernel."""
+    """What is compared: `tokens` after the last norm; a classifier's `logits`; with a decoder `prediction` of every
+    patch, `loss`, and `gradient` of the loss by the patches' kernel."""
     images = inputs["images"]
     with torch.no_grad():
         found = {"tokens": model.encoder(images)}
+        if isinstance(model, ImageClassifier):
+            return found | {"logits": model.logits(images)}
     if not isinstance(model, MaskedAutoencoder):
         return found
     output = model(images, plan=_plan(model, inputs["order"]).predict_all())
@@ -56,7 +59,8 @@ def of_timm(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
     """timm's model, made as its users make it."""
     timm: Any = import_module("timm")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    return {"tokens": model.forward_features(inputs["images"])}
+    images = inputs["images"]
+    return {"tokens": model.forward_features(images)} | ({"logits": model(images)} if model.num_classes else {})
 
 
 @torch.no_grad()

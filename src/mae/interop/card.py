@@ -7,16 +7,18 @@ from typing import Any
 
 from mae.errors import UsageError
 from mae.evaluation.extractors import model_extractor
+from mae.evaluation.finetune import CLASSIFIER_FILE
 from mae.evaluation.run import digest_of
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import LoadReport
+from mae.models.storage import Classes, LoadReport, classes_of
 from mae.models.summary import summarise
 from mae.records import read_json
 from mae.training.run_folder import RunFolder
 
 _NOT_SAID = "not said"
+_SHOWN_CLASSES = 20
 _LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
@@ -46,16 +48,22 @@ def model_card(
     named = "other" if licence and not _LICENCE_NAME.fullmatch(licence) else licence
     head = {"license": named and named.lower(), "library_name": library}
     decoder = model if whole and isinstance(model, MaskedAutoencoder) else None
+    classes = classes_of(model)
+    title = "The encoder of a masked autoencoder" if decoder is None else "A masked autoencoder"
+    if classes is not None:
+        title = "An image classifier on the encoder of a masked autoencoder"
+    task = "image-feature-extraction" if classes is None else "image-classification"
     lines = [
         "---",
         *(f"{name}: {value}" for name, value in head.items() if value is not None),
-        "tags: [masked-autoencoder, image-feature-extraction]",
+        f"tags: [masked-autoencoder, {task}]",
         "---",
         "",
-        "# The encoder of a masked autoencoder" if decoder is None else "# A masked autoencoder",
+        f"# {title}",
         "",
         *_table("", "", _what(config)),
         *_table("", "", [] if decoder is None else _decoder(config)),
+        *_table("", "", [] if classes is None else _head(classes)),
         "## Training",
         "",
         *_table("", "", _training(report, path)),
@@ -64,7 +72,7 @@ def model_card(
         *(_table("protocol, images, features", "top-1", list(_results(model, path))) or ["None are recorded.", ""]),
         "## Limits",
         "",
-        *_limits(config),
+        *_limits(config, classes),
         "",
         "## Use",
         "",
@@ -117,6 +125,14 @@ def _decoder(config: ModelConfig) -> Rows:
     ]
 
 
+def _head(classes: Classes) -> Rows:
+    rows = [("classes", f"{classes.count:,}")]
+    if classes.names:
+        more = ", ..." if len(classes.names) > _SHOWN_CLASSES else ""
+        rows.append(("their names", ", ".join(classes.names[:_SHOWN_CLASSES]) + more))
+    return rows
+
+
 def _training(report: LoadReport, path: Path) -> Rows:
     """What the file says of its origin and, of a run, what the run says; of a path its last part alone."""
     origin = report.origin
@@ -124,6 +140,7 @@ def _training(report: LoadReport, path: Path) -> Rows:
     rows = [
         ("recipe", str(origin.get("recipe") or _NOT_SAID)),
         ("images from", Path(str(source)).name if source else _NOT_SAID),
+        ("begun with", str(origin.get("init_from") or "")),
         ("imported from", str(origin.get("imported_from") or "")),
     ]
     run = RunFolder(path)
@@ -144,14 +161,23 @@ def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
         weights = digest_of(model_extractor(model, name="model").identity)
     except UsageError:  # without statistics nothing was ever evaluated
         return
-    for file in sorted((path / "evaluation").glob("*.json")):
+    for file in sorted((_run_of(path) / "evaluation").glob("*.json")):
         record = read_json(file)
         result = record.get("result")
-        if record.get("weights") != weights or not isinstance(result, Mapping):
+        if not isinstance(result, Mapping):
+            continue
+        training = result.get("training")
+        is_trained_there = isinstance(training, Mapping) and Path(str(training.get("folder"))).name == path.parent.name
+        if record.get("weights") != weights and not is_trained_there:
             continue
         source = Path(str(record["data"].get("source"))).name
         for features, value in _accuracies(result.get("this model", result)):
             yield f"{record['protocol']}, {source}, {features}", f"{value:.1%}"
+
+
+def _run_of(path: Path) -> Path:
+    """The run that weights belong to: those of a fine-tuning lie three folders below it."""
+    return path.parents[3] if path.name == CLASSIFIER_FILE and len(path.parents) > 3 else path
 
 
 def _accuracies(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -163,9 +189,11 @@ def _accuracies(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield from _accuracies(value, f"{name} {key}".strip())
 
 
-def _limits(config: ModelConfig) -> list[str]:
+def _limits(config: ModelConfig, classes: Classes | None) -> list[str]:
     lines = [
-        "- It was trained without labels and names no classes; its features need a head of yours.",
+        "- It was trained without labels and names no classes; its features need a head of yours."
+        if classes is None
+        else "- It names one of its classes for every image, also for one that shows none of them.",
         "- What it learned is what its images show. On images of another kind try it before you trust it.",
     ]
     if config.pos_embed == "learned":

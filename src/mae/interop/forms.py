@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from mae.errors import UsageError
 from mae.interop.outgoing import hf_tensors, official_tensors
+from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -46,7 +47,9 @@ def _config_of(model: PretrainedEncoder) -> ModelConfig:
     return model.config
 
 
-def _encoder_of(model: PretrainedEncoder) -> PretrainedEncoder:
+def _without_decoder(model: PretrainedEncoder) -> PretrainedEncoder:
+    if not isinstance(model, MaskedAutoencoder):
+        return model
     return PretrainedEncoder(encoder=model.encoder, config=model.config)
 
 
@@ -73,8 +76,9 @@ def check_timm(model: PretrainedEncoder) -> None:
 def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
     """The encoder as timm's hub folders hold one."""
     config = _config_of(model)
-    save_file(official_tensors(_encoder_of(model)), folder / _WEIGHTS, {"format": "pt"})
+    save_file(official_tensors(_without_decoder(model)), folder / _WEIGHTS, {"format": "pt"})
     mean, std = _statistics(config)
+    classes = model.num_classes if isinstance(model, ImageClassifier) else 0
     sizes = {
         "img_size": list(config.img_size),
         "patch_size": list(config.patch_size),
@@ -84,12 +88,12 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
         "num_heads": config.num_heads,
         "mlp_ratio": config.mlp_ratio,
         "class_token": config.cls_token,
-        "global_pool": "token" if config.cls_token else "avg",
-        "fc_norm": False,
+        "global_pool": "avg" if classes or not config.cls_token else "token",
+        "fc_norm": bool(classes),
     }
     described: dict[str, Any] = {
         "architecture": "vit_base_patch16_224",  # the arguments say which sizes it really has
-        "num_classes": 0,
+        "num_classes": classes,
         "num_features": config.embed_dim,
         "model_args": sizes,
         "pretrained_cfg": {
@@ -99,11 +103,13 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
             "crop_pct": 0.875,
             "mean": mean,
             "std": std,
-            "num_classes": 0,
+            "num_classes": classes,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
         },
     }
+    if isinstance(model, ImageClassifier) and model.class_names:
+        described["label_names"] = list(model.class_names)
     if licence is not None:
         described["pretrained_cfg"]["license"] = licence
     write_json(folder / "config.json", described)
@@ -112,6 +118,8 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
 def _check_hf(model: PretrainedEncoder, name: str) -> ModelConfig:
     config = _config_of(model)
     _check_gaps(config, name)
+    if isinstance(model, ImageClassifier):
+        raise UsageError(f"--to {name} holds classifiers of the class token, and this is one of the mean: use timm")
     if not config.cls_token:
         raise UsageError(f"--to {name} holds models with a class token alone; this one has none: use timm")
     return config
@@ -161,7 +169,7 @@ def check_hf_vit(model: PretrainedEncoder) -> None:
 def write_hf_vit(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
     """The encoder as transformers' `ViTModel`."""
     config = _config_of(model)
-    tensors = hf_tensors(official_tensors(_encoder_of(model)), prefix="")
+    tensors = hf_tensors(official_tensors(_without_decoder(model)), prefix="")
     save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     write_json(folder / "config.json", {"architectures": ["ViTModel"], "model_type": "vit", **_hf_config(config)})
     _write_preprocessing(config, folder)
@@ -215,13 +223,15 @@ def write_official(model: PretrainedEncoder, folder: Path, licence: str | None) 
     """What the official code reads with --finetune; sizes and statistics, which it does not read, lie beside it."""
     config = _config_of(model)
     torch.save({"model": official_tensors(model)}, folder / OFFICIAL_FILE)
-    told = {
+    told: dict[str, Any] = {
         "image_size": list(config.img_size),
         "num_attention_heads": config.num_heads,
         "decoder_num_attention_heads": config.decoder_num_heads,
         "mask_ratio": config.mask_ratio,
         "norm_pix_loss": config.norm_pix_loss,
     }
+    if isinstance(model, ImageClassifier) and model.class_names:
+        told["label_names"] = list(model.class_names)
     write_json(folder / "config.json", told)
     _write_preprocessing(config, folder)
 

@@ -98,6 +98,7 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "trained_size": img_size,
             "num_heads": own.get("num_heads"),
             "qkv_bias": own.get("qkv_bias"),
+            "class_names": config.get("label_names", arguments.get("label_names")),
         }
     side = config.get("image_size")
     return {
@@ -108,6 +109,7 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "mask_ratio": config.get("mask_ratio"),
         "norm_eps": config.get("layer_norm_eps"),
         "qkv_bias": config.get("qkv_bias"),
+        "class_names": config.get("label_names"),
     }
 
 

@@ -16,7 +16,7 @@ from mae.interop.proof import prove_encoder
 from mae.interop.reading import read_foreign
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import ENCODER, MASKED_AUTOENCODER, LoadReport, build, check_names, count_part
+from mae.models.storage import CLASSIFIER, ENCODER, MASKED_AUTOENCODER, LoadReport, build, check_names, count_part
 from mae.models.zoo import make_target
 from mae.randomness import drawing_from
 
@@ -31,6 +31,7 @@ def load_foreign(
 
     Recognised by what its tensors are called, whatever the file's name: the official code's checkpoints, timm's and
     lightly's vision transformers, transformers' ViTMAE and ViT, mmpretrain's MAE, behind the usual wrappers. With a
+    head on the mean token, as fine-tuning leaves it, it is an `ImageClassifier`. With a
     decoder it is a `MaskedAutoencoder`, and of colour images it must then predict photographs better than their mean
     colour does; where nobody says what its target was, that tells it too.
 
@@ -127,9 +128,9 @@ def _filled(
     path: Path, named: Named, converted: Converted, licence: str | None, allow_partial: float | None
 ) -> tuple[PretrainedEncoder, LoadReport]:
     """A model with these weights in it, if they are those it has."""
-    kind = MASKED_AUTOENCODER if named.decoder else ENCODER
+    kind = MASKED_AUTOENCODER if named.decoder else ENCODER if converted.classes is None else CLASSIFIER
     with torch.device("meta"):
-        expected = build(kind, converted.config).state_dict()
+        expected = build(kind, converted.config, converted.classes).state_dict()
     weights = converted.weights
     found = {*weights, *converted.unknown}
     if strange := sorted(found - expected.keys()):
@@ -152,7 +153,7 @@ def _filled(
             shapes = f"{list(weight.shape)}; expected {list(expected[name].shape)}"
             raise MAEError(f"{path}: what becomes {name} has shape {shapes}")
     with drawing_from(_FRESH_SEED):  # the caller's numbers stay
-        model = build(kind, converted.config)
+        model = build(kind, converted.config, converted.classes)
     model.load_state_dict(there, strict=False)  # their names were compared above
     ignored = sorted({*converted.ignored, *named.elsewhere})
     missing = tuple(name for name in expected if name not in there)
@@ -166,5 +167,6 @@ def _filled(
         channels=None,
         origin={"imported_from": f"{path.name} ({named.layout.name}){fresh}", "licence": licence},
         notes=converted.notes,
+        classes=None if converted.classes is None else converted.classes.count,
     )
     return model.eval(), report

@@ -1,7 +1,7 @@
 """From official names and shapes to a configuration and weights of this package."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from mae.errors import MAEError, UsageError
 from mae.interop.positions import StoredPositions, understand_positions
 from mae.layers.patch_embed import patch_grid
 from mae.models.config import ModelConfig
+from mae.models.storage import Classes
 from mae.models.zoo import list_models, model_config
 
 _ENCODER = (
@@ -29,6 +30,8 @@ _DECODER = (
 _HEADS = ("head.", "fc_norm.", "pooler.", "embeddings.mask_token")
 """What may stand on an encoder and is no part of it."""
 
+_CLASSIFIER = (("fc_norm.", "fc_norm."), ("head.", "head."))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
@@ -45,6 +48,7 @@ class Told:
         rows_first: whether the positions' sines of the row come before those of the column.
         mean: per-channel mean of the images, values in [0, 1].
         std: per-channel deviation.
+        class_names: of a classifier, in the order of its logits.
     """
 
     num_heads: int | None = None
@@ -57,6 +61,7 @@ class Told:
     rows_first: bool | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
@@ -73,6 +78,7 @@ class Converted:
         positions: what the encoder's are, see `StoredPositions.kind`.
         decoder_positions: likewise of the decoder; None without one.
         unknown: names of tensors that no such model has.
+        classes: of a head behind a norm of the mean token, as fine-tuning makes it; None without one.
         ignored: names of what stands on the encoder and is no part of it.
         notes: what a reader must know.
     """
@@ -81,6 +87,7 @@ class Converted:
     weights: Mapping[str, Tensor]
     positions: str
     decoder_positions: str | None
+    classes: Classes | None
     unknown: tuple[str, ...]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
@@ -118,6 +125,10 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], told: 
         weights["encoder.cls_token"] = weights["encoder.cls_token"].float() + places.cls
     if theirs is not None and bool(theirs.cls.any()):
         raise MAEError("the decoder's class token has a position of its own, which this package's decoder has not")
+    classes = _classes(encoder, told)
+    if classes is not None:
+        weights |= _under(encoder, _CLASSIFIER)
+        config = replace(config, pos_embed="learned")  # they were trained with the rest
     if config.pos_embed == "learned":
         weights["encoder.pos_embed.table"] = places.table
         if theirs is not None:
@@ -125,18 +136,34 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], told: 
         notes.append(f"positions are a table ({places.kind}), kept as a learned one for {_by(config.img_size)} pixels")
     if told.qkv_bias is False:
         _add_no_bias(weights)
-    ignored = tuple(name for name in encoder if name.startswith(_HEADS))
-    unknown = {*encoder, *decoder} - {*ignored, "pos_embed", "decoder_pos_embed"}
+    ignored = tuple(name for name in encoder if name.startswith(_HEADS) and name not in weights)
+    unknown = {*encoder, *decoder} - {*ignored, *weights, "pos_embed", "decoder_pos_embed"}
     unknown = {name for name in unknown if not name.startswith(tuple(theirs for theirs, _ in (*_ENCODER, *_DECODER)))}
     return Converted(
         config=config,
         weights={name: tensor.float().contiguous() for name, tensor in weights.items()},
+        classes=classes,
         positions=places.kind,
         decoder_positions=None if theirs is None else theirs.kind,
         unknown=tuple(sorted(unknown)),
         ignored=ignored,
         notes=tuple(notes),
     )
+
+
+def _classes(encoder: Mapping[str, Tensor], told: Told) -> Classes | None:
+    """What the head tells apart, if it is one that this package's classifier has: on the mean of the patch tokens.
+
+    Raises:
+        UsageError: fewer than two classes, or other names than there are classes.
+    """
+    names = [f"{part}.{kind}" for part in ("fc_norm", "head") for kind in ("weight", "bias")]
+    if not encoder.keys() >= {*names} or "norm.weight" in encoder:
+        return None
+    count = _shape(encoder, "head.weight", 2)[0]
+    if told.class_names is not None and len(told.class_names) != count:
+        raise UsageError(f"its head has {count} classes, and beside it {len(told.class_names)} names are told")
+    return Classes(count=count, names=told.class_names or ())
 
 
 def _places(

@@ -39,6 +39,9 @@ def official_tensors(model: PretrainedEncoder) -> dict[str, Tensor]:
     tensors = {}
     for name, tensor in model.state_dict().items():
         part, _, rest = name.partition(".")
+        if part not in ("encoder", "decoder"):  # a classifier's norm and head
+            tensors[name] = tensor
+            continue
         if rest == "patch_embed.proj.weight":
             tensor = tensor.reshape(-1, config.in_chans, *config.patch_size)
         if rest != "pos_embed.table":

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from mae.errors import MAEError
 from mae.interop.layouts import Named
 from mae.interop.reading import WEIGHTS, Foreign
+from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
 from mae.models.pretrained import PretrainedEncoder
 
@@ -36,12 +37,12 @@ _ARCHITECTURE = "architecture"
 _OWN = ("num_heads", "qkv_bias", "act_layer")
 """Arguments of timm's that shapes do not tell."""
 
-Tokens = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B L D"]]
-"""What leaves the last norm."""
+Answer = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B ..."]]
+"""What leaves the last norm, or a classifier's logits."""
 
 
 def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, is_sines: bool) -> str:
-    """Compare the encoder with the library's own on random images, and say what came out.
+    """Compare the encoder, or the whole classifier, with the library's own on random images, and say what came out.
 
     transformers reads its folders by itself. timm makes the architecture that its `config.json` names, or else its
     plain vision transformer of these sizes, and is given the tensors under official names.
@@ -87,7 +88,8 @@ def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, i
         raise MAEError(f"{foreign.path} cannot be read by {library}: {first[:_MOST_SHOWN]}") from error
     with torch.no_grad():
         del theirs  # before ours takes memory in float64
-        found = deepcopy(model.encoder).to(kind)(images)
+        ours = deepcopy(model).to(kind)
+        found = ours.logits(images) if isinstance(ours, ImageClassifier) else ours.encoder(images)
     same_shape = found.shape == expected.shape
     difference = float((found - expected).abs().max() / expected.abs().max()) if same_shape else inf
     if not difference <= tolerance:  # nor may it be NaN
@@ -106,24 +108,25 @@ def _is_folder(foreign: Foreign) -> bool:
     return is_named and foreign.config.get("model_type") in ("vit", "vit_mae")
 
 
-def _of_timm(foreign: Foreign, named: Named, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Tokens:
+def _of_timm(foreign: Foreign, named: Named, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Answer:
     """timm's model with the tensors as they came; it needs every one of them, and takes no other."""
     tensors = dict(named.encoder)
     if table is not None:
         lead = tensors["pos_embed"].shape[1] - config.num_tokens
         tensors["pos_embed"] = pad(table, (0, 0, lead, 0)).unsqueeze(0)
+    classes = tensors.get("head.weight") if "fc_norm.weight" in tensors and "norm.weight" not in tensors else None
     arguments: dict[str, Any] = {
         "img_size": config.img_size,
         "patch_size": config.patch_size,
         "in_chans": config.in_chans,
-        "num_classes": 0,
+        "num_classes": 0 if classes is None else len(classes),
         "embed_dim": config.embed_dim,
         "depth": config.depth,
         "mlp_ratio": config.mlp_ratio,
         "class_token": config.cls_token,
         "no_embed_class": tensors["pos_embed"].shape[1] == config.num_tokens,
-        "global_pool": "token" if config.cls_token else "avg",
-        "fc_norm": False,
+        "global_pool": "token" if config.cls_token and classes is None else "avg",
+        "fc_norm": classes is not None,
     }
     if _ARCHITECTURE in foreign.config:  # heads, activation and biases are then its own affair
         own = {name: value for name, value in foreign.config.get("model_args", {}).items() if name in _OWN}
@@ -134,10 +137,11 @@ def _of_timm(foreign: Foreign, named: Named, config: ModelConfig, kind: torch.dt
         model = vit(**arguments, num_heads=config.num_heads, qkv_bias=has_bias)
     expected = model.state_dict().keys()
     model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in expected})
-    return model.to(kind).eval().forward_features
+    model = model.to(kind).eval()
+    return model.forward_features if classes is None else model
 
 
-def _of_transformers(path: Path, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Tokens:
+def _of_transformers(path: Path, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Answer:
     """The folder as transformers reads it; its ViTMAE is told to hide nothing and to keep the order of patches."""
     transformers: Any = import_module("transformers")
     folder, log = str(path if path.is_dir() else path.parent), transformers.logging

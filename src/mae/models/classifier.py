@@ -1,7 +1,7 @@
 """An encoder with a head that names classes, for fine-tuning, and what of it trains."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int64
@@ -36,30 +36,42 @@ class ClassifierOutput:
     logits: Float[Tensor, "B K"]
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(PretrainedEncoder):
     """The mean of the patch tokens, a layer norm, a linear head (He et al. 2021, A.1; official fine-tuning).
 
-    The encoder's own final norm is taken away: the new one stands behind the mean.
+    The encoder's own final norm is taken away, from what `encode` gives too: the new one stands behind the mean.
 
     Args:
         encoder: its final norm is replaced in place.
         num_classes: classes to tell apart, at least 2.
         label_smoothing: share of each target spread evenly over all classes, from 0 to 1.
+        class_names: of all of them, in the order of the logits; empty: not known.
+        config: what the encoder was built from; None for one put together by hand.
 
     Raises:
-        UsageError: fewer than two classes.
+        UsageError: fewer than two classes, or as many names as there are not.
     """
 
     undecayed = frozenset({"encoder.cls_token", "encoder.pos_embed.table"})
     """Names of the parameters of two dimensions or more that weight decay leaves alone."""
 
-    def __init__(self, *, encoder: MAEEncoder, num_classes: int, label_smoothing: float) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        encoder: MAEEncoder,
+        num_classes: int,
+        label_smoothing: float,
+        class_names: Sequence[str] = (),
+        config: ModelConfig | None = None,
+    ) -> None:
+        super().__init__(encoder=encoder, config=config)
         if num_classes < 2:
             raise UsageError(f"num_classes is {num_classes}; expected at least 2 classes to tell apart")
+        if class_names and len(class_names) != num_classes:
+            raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
         encoder.norm = nn.Identity()
-        self.encoder = encoder
         self.num_classes = num_classes
+        self.class_names = tuple(class_names)
         self.label_smoothing = label_smoothing
         self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(encoder.embed_dim, num_classes)
@@ -113,6 +125,7 @@ def build_classifier(
     drop_path: float,
     label_smoothing: float,
     pretrained: PretrainedEncoder | None,
+    class_names: Sequence[str] = (),
 ) -> ImageClassifier:
     """A classifier whose positions train too, from a pre-trained encoder or from scratch.
 
@@ -125,12 +138,19 @@ def build_classifier(
         drop_path: see `MAEEncoder`; 0 for none.
         label_smoothing: see `ImageClassifier`.
         pretrained: whose encoder's weights to copy; None: fresh ones from PyTorch's global generator.
+        class_names: see `ImageClassifier`.
 
     Raises:
         UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
     """
     encoder = build_encoder(config, drop_path=drop_path, pos_embed="learned")
-    classifier = ImageClassifier(encoder=encoder, num_classes=num_classes, label_smoothing=label_smoothing)
+    classifier = ImageClassifier(
+        encoder=encoder,
+        num_classes=num_classes,
+        label_smoothing=label_smoothing,
+        class_names=class_names,
+        config=replace(config, pos_embed="learned"),
+    )
     set_norm_eps(classifier, config.norm_eps)
     weights = encoder.state_dict()
     if pretrained is None:

@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from mae.errors import UsageError
 from mae.masking.random import RandomMasking
+from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
 from mae.models.encoder import MAEEncoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -44,8 +45,8 @@ class Probe:
     Attributes:
         image_sha256: of the image's float32 bytes, in hexadecimal.
         features: 16 numbers made of the encoder's mean feature of the whole image.
-        prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches; None of an encoder
-            alone.
+        prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches, or of a
+            classifier's logits; None of an encoder alone.
 
     Raises:
         UsageError: another count of numbers, or some that are not finite.
@@ -85,7 +86,7 @@ def probe_of(model: PretrainedEncoder, *, described: Mapping[str, Any] | None = 
     answers, with a sign drawn for it: a pick of 16 would not see most weights of the last layers.
 
     Args:
-        model: a model made by `create_model` or `build_model`, or an encoder alone.
+        model: a model made by `create_model` or `build_model`, an encoder alone, or a classifier.
         described: its configuration as a file's header has it, which may lack fields of later versions; None: its own.
 
     Returns:
@@ -118,14 +119,17 @@ def _probed_grid(config: ModelConfig) -> Grid:
 
 def _answer(
     model: PretrainedEncoder, image: Float[Tensor, "1 C H W"], grid: Grid, key: Int64[Tensor, " 1"]
-) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 M P"] | None]:
-    """Mean feature of the whole image, and the prediction of its hidden half where there is a decoder."""
+) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 ..."] | None]:
+    """Mean feature of the whole image, and the prediction of its hidden half, or of its class, where there is one."""
     encoder = model.encoder
     plan = RandomMasking(ratio=0.5).plan(grid, key)  # leaves something of any grid, and owes nothing to the model's
     image = image.double()  # which autocast leaves alone
     with torch.no_grad(), _evaluating(model):
         weights = _doubles(encoder)
         mean = functional_call(encoder, weights, (image,))[:, encoder.num_prefix :].mean(dim=1)
+        if isinstance(model, ImageClassifier):
+            normed = functional_call(model.fc_norm, _doubles(model.fc_norm), (mean,))
+            return mean, functional_call(model.head, _doubles(model.head), (normed,))
         if not isinstance(model, MaskedAutoencoder):
             return mean, None
         decoder = model.decoder

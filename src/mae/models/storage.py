@@ -10,7 +10,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mae import records
 from mae.errors import MAEError, UsageError
+from mae.models.classifier import ImageClassifier, build_classifier
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -32,15 +33,36 @@ from mae.version import __version__
 FORMAT = 3
 _FORMAT_WITHOUT_KIND, _FORMAT_WITHOUT_PROBE = 2, 1
 _KEY = "mae"
-MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
+MASKED_AUTOENCODER, ENCODER, CLASSIFIER = "masked_autoencoder", "encoder", "classifier"
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
 # A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
 # length, as text within text. The library itself would read 100 MB.
 _MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
+_MAX_CLASSES = 1 << 20
 _FRESH_SEED = 0
 _NUM_NAMED, _MAX_SHOWN = 3, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """What a classifier's head tells apart.
+
+    Attributes:
+        count: how many.
+        names: in the order of the logits; empty: not known.
+
+    Raises:
+        UsageError: a count that no head has.
+    """
+
+    count: int
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.count <= _MAX_CLASSES:
+            raise UsageError(f"count of classes is {self.count}; expected 2 to {_MAX_CLASSES:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +96,7 @@ class LoadReport:
         origin: recipe, data_source, data_fingerprint, init_from, imported_from, versions and licence, as far as they
             are known.
         notes: what else a reader must know.
+        classes: that the head tells apart; None without a head.
     """
 
     encoder: PartReport
@@ -84,6 +107,7 @@ class LoadReport:
     channels: tuple[str, ...] | None
     origin: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    classes: int | None = None
 
     def line(self) -> str:
         """All of it in one line for a person."""
@@ -93,6 +117,7 @@ class LoadReport:
             if self.decoder.tensors_expected
             else "no decoder",
         ]
+        parts += [] if self.classes is None else [f"head of {self.classes:,} classes"]
         parts += [f"not in the file and fresh: {_some(self.missing)}"] if self.missing else []
         parts += [f"ignored: {_some(self.ignored)}"] if self.ignored else []
         parts += self.notes
@@ -115,7 +140,7 @@ def model_metadata(
     """What a model's file says of the model, as safetensors' header wants it: text.
 
     Args:
-        model: a model made by `create_model` or `build_model`, or an encoder alone.
+        model: a model made by `create_model` or `build_model`, an encoder alone, or a classifier.
         licence: the terms its weights come under, where they have any.
         origin: `recipe`, `data_source`, `data_fingerprint`, `init_from` and `imported_from`, JSON values, as far as
             they are known.
@@ -132,11 +157,12 @@ def model_metadata(
     versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
     record = {
         "format": FORMAT,
-        "kind": MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER,
+        "kind": kind_of(model),
         "config": config.to_json(),
         "grid": list(config.grid),
         "channels": None if config.channels is None else list(config.channels),
         "target": _target_kind(config) if isinstance(model, MaskedAutoencoder) else None,
+        "classes": None if (classes := classes_of(model)) is None else asdict(classes),
         "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
         "probe": None if probe is None else records.to_json(probe),
     }
@@ -197,7 +223,7 @@ def load_model(path: Path) -> MaskedAutoencoder:
 def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[PretrainedEncoder, LoadReport]:
     """The model in a file of this package, on the CPU, in evaluation mode, and what was loaded.
 
-    It is a `MaskedAutoencoder` unless the file says that it is of an encoder alone.
+    It is a `MaskedAutoencoder` unless the file says that it is of an encoder alone or of an `ImageClassifier`.
 
     The file may come from anyone: its header is bounded, its configuration is checked value by value, and its tensors
     must have exactly the names, shapes and types of that configuration's model before any of them is read. Then the
@@ -218,7 +244,7 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         raise UsageError(f"allow_partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
     record, expected, found, weights = _read(path, allow_partial=allow_partial)
     with drawing_from(_FRESH_SEED):  # the caller's numbers stay
-        model = build(record.kind, record.config)
+        model = build(record.kind, record.config, record.classes)
     model.load_state_dict(weights, strict=False)  # their names were compared above
     del weights  # before the probe takes memory of its own
     model.eval()
@@ -230,6 +256,7 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         probe=_reproduce(path, model, record) if found >= expected.keys() else None,
         channels=record.config.channels,
         origin=record.origin,
+        classes=None if record.classes is None else record.classes.count,
     )
     return model, report
 
@@ -243,6 +270,7 @@ class _Record:
     described: Mapping[str, Any]
     origin: Mapping[str, Any]
     probe: Probe | None
+    classes: Classes | None = None
 
 
 def _read(
@@ -254,7 +282,7 @@ def _read(
         with safe_open(path, framework="pt") as file:
             record = _read_record(path, file.metadata() or {})
             with torch.device("meta"):
-                expected = build(record.kind, record.config).state_dict()
+                expected = build(record.kind, record.config, record.classes).state_dict()
             found = set(file.keys())
             check_names(path, found, expected, allow_partial=allow_partial)
             loaded = [name for name in expected if name in found]
@@ -310,8 +338,9 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
                 kind=MASKED_AUTOENCODER, config=config, described=record["config"], origin=origin, probe=None
             )
         kind = record["kind"] if record["format"] == FORMAT else MASKED_AUTOENCODER
-        if kind not in (MASKED_AUTOENCODER, ENCODER):
-            raise ValueError(f"its kind is {records.shown(kind)}; expected {MASKED_AUTOENCODER} or {ENCODER}")
+        if kind not in (MASKED_AUTOENCODER, ENCODER, CLASSIFIER):
+            known = f"{MASKED_AUTOENCODER}, {ENCODER} or {CLASSIFIER}"
+            raise ValueError(f"its kind is {records.shown(kind)}; expected {known}")
         if (grid := record["grid"]) != list(config.grid):
             raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.grid)}")
         names, probe = None if config.channels is None else list(config.channels), record["probe"]
@@ -323,6 +352,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             described=record["config"],
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(Probe, probe, what="probe's"),
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind == CLASSIFIER else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
@@ -384,12 +414,27 @@ def _without_decoder(path: Path, tensors: str = "") -> str:
     )
 
 
-def build(kind: str, config: ModelConfig) -> PretrainedEncoder:
+def build(kind: str, config: ModelConfig, classes: Classes | None = None) -> PretrainedEncoder:
     """A model of a kind that a file may hold, with fresh weights from PyTorch's global generator.
+
+    Args:
+        kind: one of the kinds.
+        config: of the model.
+        classes: of a classifier.
 
     Raises:
         UsageError: values that do not fit each other.
     """
+    if kind == CLASSIFIER:
+        assert classes is not None
+        return build_classifier(
+            config,
+            num_classes=classes.count,
+            class_names=classes.names,
+            drop_path=0.0,
+            label_smoothing=0.0,
+            pretrained=None,
+        )
     return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
 
 
@@ -424,6 +469,20 @@ def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float |
             f"{_versions(record.origin.get('versions'))}"
         )
     return difference
+
+
+def kind_of(model: PretrainedEncoder) -> str:
+    """Which of the kinds a model is."""
+    if isinstance(model, ImageClassifier):
+        return CLASSIFIER
+    return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
+
+
+def classes_of(model: PretrainedEncoder) -> Classes | None:
+    """What a classifier tells apart; None of another model."""
+    if not isinstance(model, ImageClassifier):
+        return None
+    return Classes(count=model.num_classes, names=model.class_names)
 
 
 def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:

@@ -405,11 +405,15 @@ def _weights_of(folder: RunFolder | None) -> ModelConfig | None:
 
 
 def _found_start(start: Start, model: ModelConfig) -> dict[str, Any]:
-    fresh = {"decoder.": "a fresh decoder", "decoder.pred.": "a fresh last layer of the decoder", "": None}
+    words = {
+        "decoder.": "a fresh decoder",
+        "decoder.pred.": "a fresh last layer of the decoder",
+        "encoder.norm.": "a fresh last norm of the encoder",
+    }
     return {
         "model": start.config.to_json(),
         "loaded": start.line,
-        "fresh": fresh[fresh_part(start, model)],
+        "fresh": " and ".join(words[name] for name in fresh_part(start, model)) or None,
         "licence": start.licence,
     }
 

@@ -9,6 +9,7 @@ from mae.config import PretrainConfig
 from mae.errors import UsageError
 from mae.interop.adapt import resized
 from mae.interop.opening import open_model
+from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -99,18 +100,22 @@ def begin_with(model: MaskedAutoencoder, start: Start) -> None:
     if size != start.config.img_size:
         source, _ = resized(source, size)
     fresh = fresh_part(start, model.config)
-    taken = {name: tensor for name, tensor in source.state_dict().items() if not (fresh and name.startswith(fresh))}
-    model.load_state_dict({**model.state_dict(), **taken})
+    own = model.state_dict()
+    taken = {name: tensor for name, tensor in source.state_dict().items() if name in own and not name.startswith(fresh)}
+    model.load_state_dict({**own, **taken})
 
 
-def fresh_part(start: Start, config: ModelConfig) -> str:
-    """How the names of those tensors begin that the weights are not taken for; empty: all are taken.
+def fresh_part(start: Start, config: ModelConfig) -> tuple[str, ...]:
+    """How the names of those tensors begin that the weights are not taken for.
 
-    Another target needs another last layer; another decoder shares nothing with the old one.
+    Another target needs another last layer; another decoder shares nothing with the old one; a classifier's encoder
+    has lost its last norm.
     """
+    if isinstance(start.model, ImageClassifier):
+        return "decoder.", "encoder.norm."
     if not isinstance(start.model, MaskedAutoencoder) or _differ(start.config, config, _DECODER):
-        return "decoder."
-    return "decoder.pred." if _differ(start.config, config, _TARGET) else ""
+        return ("decoder.",)
+    return ("decoder.pred.",) if _differ(start.config, config, _TARGET) else ()
 
 
 def _differ(one: ModelConfig, other: ModelConfig, names: tuple[str, ...]) -> bool:

@@ -1,0 +1,175 @@
+"""Fine-tuned classifiers: head and names come in and go out with the encoder, and answer as timm's model does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from foreign import TIMM_VIT, as_checkpoint, saved
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny import tiny_config
+from torch import Tensor
+from torch.testing import assert_close
+
+from mae.cli import main
+from mae.errors import MAEError, UsageError
+from mae.interop import export
+from mae.interop.adapt import rechannelled, resized
+from mae.interop.answer import ANSWERS, answers_of
+from mae.interop.forms import FORMS, OFFICIAL_FILE
+from mae.interop.load import load_foreign
+from mae.interop.official import Told
+from mae.interop.opening import open_model
+from mae.models.classifier import ImageClassifier, build_classifier
+from mae.models.probe import probe_of
+from mae.models.storage import load_with_report, model_metadata, save_model
+
+NAMES = ("cat", "dog", "a | b", "Weißstorch")
+STATISTICS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1)}
+
+
+def classifier(**options: Any) -> ImageClassifier:
+    """Every weight random, so that none can hide behind a zero or a one."""
+    torch.manual_seed(1)
+    config = tiny_config(**{"img_size": 16, **STATISTICS, **options})
+    model = build_classifier(
+        config, num_classes=4, class_names=NAMES, drop_path=0.0, label_smoothing=0.0, pretrained=None
+    )
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return model.eval()
+
+
+def stored(path: Path, model: ImageClassifier, **metadata: Any) -> Path:
+    save_model(model, path, model_metadata(model, probe=probe_of(model), **metadata))
+    return path
+
+
+def theirs() -> Any:
+    """timm's model as the official code builds it for fine-tuning: the mean of the patches, a norm, a head."""
+    torch.manual_seed(0)
+    vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, global_pool="avg", num_classes=4).eval()
+    for weight in vit.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return vit
+
+
+def test_the_official_codes_classifier_comes_in_whole(tmp_path: Path) -> None:
+    vit = theirs()
+    path = saved(tmp_path / "w.pth", as_checkpoint(vit.state_dict(), nb_classes=4))
+    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    assert isinstance(model, ImageClassifier) and (model.num_classes, model.class_names) == (4, ())
+    images = torch.randn(2, 3, 32, 48)
+    with torch.no_grad():
+        assert_close(model.logits(images), vit(images), rtol=1e-5, atol=1e-5)
+    assert "head of 4 classes" in report.line() and "answers as the model of timm" in report.line()
+    assert not report.ignored
+
+
+def test_a_head_on_the_class_token_is_left_behind_and_named(tmp_path: Path) -> None:
+    vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, num_classes=4)
+    path = saved(tmp_path / "w.pth", vit.state_dict())
+    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    assert not isinstance(model, ImageClassifier)
+    assert report.ignored == ("head.bias", "head.weight") and "head of" not in report.line()
+
+
+@pytest.mark.parametrize("name", ["head.bias", "fc_norm.weight"])
+def test_a_head_that_lost_a_part_is_no_classifier(name: str, tmp_path: Path) -> None:
+    tensors = {key: tensor for key, tensor in theirs().state_dict().items() if key != name}
+    with pytest.raises(MAEError, match=r"are missing \(encoder.norm.bias, encoder.norm.weight\)"):
+        load_foreign(saved(tmp_path / "w.pth", tensors), told=Told(num_heads=3, trained_size=(32, 48)))
+
+
+@pytest.mark.parametrize("form", ["timm", "official", "safetensors"])
+@pytest.mark.parametrize("options", [{}, {"in_chans": 13, "mean": None, "std": None}, {"cls_token": False}], ids=str)
+def test_it_goes_out_and_comes_back_bit_by_bit(form: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = classifier(**options)
+    if form == "official" and options.get("cls_token") is False:
+        with pytest.raises(UsageError, match="models with a class token"):
+            FORMS[form].check(model)
+        return
+    FORMS[form].check(model)
+    FORMS[form].write(model, tmp_path, "MIT")
+    inputs = export._inputs(model)
+    found, expected = ANSWERS[form](tmp_path, inputs), answers_of(model, inputs)
+    assert found.keys() == expected.keys() == {"tokens", "logits"}
+    for name, answer in found.items():
+        assert export._difference(answer, expected[name]) < export.TOLERANCE
+    back, _ = open_model(tmp_path / OFFICIAL_FILE if form == "official" else tmp_path)
+    assert isinstance(back, ImageClassifier) and back.class_names == NAMES
+    assert all(torch.equal(back.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_timm_is_told_the_names(tmp_path: Path) -> None:
+    FORMS["timm"].write(classifier(), tmp_path, None)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert tuple(model.pretrained_cfg["label_names"]) == NAMES and model.num_classes == 4
+
+
+def test_other_names_than_there_are_classes_are_refused(tmp_path: Path) -> None:
+    FORMS["timm"].write(classifier(), tmp_path, None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": ["cat"]}))
+    with pytest.raises(UsageError, match="its head has 4 classes, and beside it 1 names are told"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["hf-vit", "hf-vitmae"])
+def test_transformers_has_no_such_classifier(form: str) -> None:
+    with pytest.raises(UsageError, match="holds classifiers of the class token, and this is one of the mean"):
+        FORMS[form].check(classifier())
+
+
+@pytest.mark.slow
+def test_the_command_exports_it_with_card_and_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path / "classifier.safetensors", classifier(), licence="CC-BY-4.0")
+    assert main(["export", str(path), "--to", "timm", "--out", str(tmp_path / "out")]) == 0
+    assert "logits      largest difference" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "image-classification" in card and "| their names | cat, dog, a \\| b, Weißstorch |" in card
+    assert set(json.loads((tmp_path / "out" / "proof.json").read_text())["differences"]) == {"tokens", "logits"}
+
+
+def test_its_file_says_what_it_is_and_proves_the_head(tmp_path: Path) -> None:
+    model = classifier()
+    path = stored(tmp_path / "c.safetensors", model)
+    loaded, report = load_with_report(path)
+    assert isinstance(loaded, ImageClassifier) and loaded.class_names == NAMES and report.classes == 4
+    assert report.probe is not None and report.probe < 1e-12 and "head of 4 classes" in report.line()
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    tensors: dict[str, Tensor] = load_file(path)
+    tensors["head.weight"] = tensors["head.weight"].roll(1, dims=0)  # every class under another name
+    save_file(tensors, path, header)
+    with pytest.raises(MAEError, match="does not reproduce the probe"):
+        load_with_report(path)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [None, {}, {"count": 1}, {"count": 1 << 40}, {"count": 4, "names": ["a"]}, {"count": "4"}, {"count": 5}],
+    ids=str,
+)
+def test_a_header_that_says_nothing_valid_of_the_classes_is_refused(classes: Any, tmp_path: Path) -> None:
+    path = stored(tmp_path / "c.safetensors", classifier())
+    with safe_open(path, framework="pt") as file:
+        record = json.loads(file.metadata()["mae"])
+    save_file(load_file(path), path, {"mae": json.dumps(record | {"classes": classes})})
+    with pytest.raises((MAEError, UsageError)):
+        load_with_report(path)
+
+
+def test_another_size_and_other_channels_keep_the_head(tmp_path: Path) -> None:
+    model = classifier()
+    larger, _ = resized(model, (24, 32))
+    other, _ = rechannelled(model, 1, "mean")
+    for changed in (larger, other):
+        assert isinstance(changed, ImageClassifier) and changed.class_names == NAMES
+    grey = torch.randn(2, 1, 16, 16)
+    assert isinstance(other, ImageClassifier)
+    with torch.no_grad():
+        assert_close(other.logits(grey), model.logits(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
