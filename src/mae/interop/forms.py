@@ -184,6 +184,9 @@ def check_hf_vitmae(model: PretrainedEncoder) -> None:
         raise UsageError(
             f"--to hf-vitmae holds the paper's decoder alone, and this is decoder {config.decoder}; use hf-vit"
         )
+    if config.loss != "mse" or config.low_pass is not None:
+        what = f"loss {config.loss}" if config.low_pass is None else "a low-pass target"
+        raise UsageError(f"--to hf-vitmae judges by the squared error of pixels, this model by {what}; use hf-vit")
     if len(set(config.img_size)) > 1 or len(set(config.patch_size)) > 1:
         raise UsageError("--to hf-vitmae holds square images in square patches alone; use hf-vit")
 

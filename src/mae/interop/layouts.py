@@ -35,6 +35,7 @@ class Layout:
         sign: the tensor of the encoder by whose name it is told; of rank 4, the kernel that makes tokens of patches.
         encoder: from its names of the encoder's tensors to the official ones.
         decoder: likewise of the decoder's.
+        library: that reads these names, to compare with.
         norm_eps: in its layer norms; None: its `config.json` says.
         rows_first: whether its sines of the row come before those of the column.
     """
@@ -43,6 +44,7 @@ class Layout:
     sign: str
     encoder: Renames = ()
     decoder: Renames = ()
+    library: str = "timm"
     norm_eps: float | None = 1e-6
     rows_first: bool = False
 
@@ -78,6 +80,7 @@ LAYOUTS = (
             *_HF_BLOCK,
         ),
         decoder=((r"^decoder_(?:layers|encoder\.layer)\.", "decoder_blocks."), *_HF_BLOCK),
+        library="transformers",
         norm_eps=None,
     ),
     Layout(
@@ -127,7 +130,9 @@ def bring_to_official(path: Path, tensors: Mapping[str, Tensor]) -> Named:
     layout, prefix = _recognise(path, plain)
     decoders = _prefixes(plain, _DECODER_SIGN)
     if len(decoders) > 1:
-        raise UsageError(f"{path} holds {len(decoders)} decoders ({', '.join(decoders)}); save one of them alone")
+        raise UsageError(
+            f"{path} holds {len(decoders)} decoders ({', '.join(map(records.shown, decoders))}); save one of them alone"
+        )
     encoder, decoder, elsewhere = {}, {}, []
     for name, tensor in plain.items():
         if decoders and (inner := _of_decoder(name, decoders[0], alone=decoders[0] != prefix)):
@@ -151,7 +156,7 @@ def _recognise(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Layout, str]:
     if len(found) == 1:
         return found[0]
     if found:
-        where = ", ".join(prefix or "one without a prefix" for _, prefix in found)
+        where = ", ".join(records.shown(prefix) if prefix else "one without a prefix" for _, prefix in found)
         raise UsageError(f"{path} holds {len(found)} encoders ({where}); save one of them alone")
     names = ", ".join(records.shown(name) for name in list(tensors)[:_NUM_NAMED])
     raise UsageError(

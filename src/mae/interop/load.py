@@ -11,7 +11,7 @@ from mae.interop.checks import check_weights, is_trained
 from mae.interop.hints import IMAGENET_MEAN, IMAGENET_STD, check_described, licence_beside, overridden, told_beside
 from mae.interop.layouts import Named, bring_to_official
 from mae.interop.official import Converted, Told, convert
-from mae.interop.photographs import better_arrangement, photograph_shares
+from mae.interop.photographs import better_arrangement, photograph_shares, shows_photographs
 from mae.interop.proof import prove_encoder
 from mae.interop.reading import read_foreign
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -81,7 +81,7 @@ def _settle_target(path: Path, model: MaskedAutoencoder, known: Told, *, see_pho
     """
     config, kind = model.config, known.norm_pix_loss
     assert config is not None
-    if see_photographs and config.in_chans == 3 and config.mean is not None and is_trained(model.state_dict()):
+    if see_photographs and shows_photographs(config) and is_trained(model.state_dict()):
         kind, note = _seen_target(path, model, kind)
     elif kind is None:
         raise UsageError(f"{path} does not say what its decoder predicts; give --norm-pix-loss True or False")

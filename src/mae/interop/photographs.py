@@ -26,6 +26,7 @@ _EVERY = 96
 """Of the squares of builtin:photos, which are 256 of each of eight photographs."""
 
 _SEED = 0
+_MOST_TOKENS = 1024
 
 _CLEARLY = 0.995
 """Of the error. Over 41 checkpoints of models that were trained for 3 minutes to 2 hours and predict photographs, the
@@ -64,6 +65,11 @@ def _photographs(config: ModelConfig) -> _Photographs:
         for kind, target in targets.items()
     }
     return _Photographs(images=images, plan=plan, targets=targets, yardsticks=yardsticks)
+
+
+def shows_photographs(config: ModelConfig) -> bool:
+    """Whether a model's images can be photographs, of a size that takes no more than seconds."""
+    return config.in_chans == 3 and config.mean is not None and config.num_tokens <= _MOST_TOKENS
 
 
 def photograph_shares(model: MaskedAutoencoder) -> dict[bool, float]:

@@ -61,8 +61,8 @@ def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, i
     """
     config = model.config
     assert config is not None
-    is_hf = named.layout.norm_eps is None
-    library = "transformers" if is_hf else "timm"
+    library = named.layout.library
+    is_hf = library == "transformers"
     if find_spec(library) is None:
         return f"not compared with {library}, which is not installed"
     if config.num_tokens > _MOST_TOKENS or prod(config.img_size) * config.in_chans > _MOST_VALUES:
