@@ -15,18 +15,19 @@ def run(args: list[str]) -> int:
 
 def export(
     model: Annotated[Path, tyro.conf.Positional],
-    to: Literal["timm", "hf-vit", "hf-vitmae", "official", "safetensors"],
+    to: Literal["timm", "hf-vit", "hf-vitmae", "official", "onnx", "onnx-mae", "torch-export", "safetensors"],
     out: Path,
     licence: Annotated[str | None, shown("what the model's file says", "TEXT")] = None,
 ) -> int:
-    """Write a model as timm, transformers or the official code read it, and prove that they read the same.
+    """Write a model as timm, transformers, the official code or ONNX read it, and prove that they read the same.
 
     A fresh process reads the export by that library and answers the same images. Where it answers otherwise nothing is
     written.
 
     Args:
         model: a run folder, a checkpoint, a .safetensors file, or weights that others wrote.
-        to: timm, hf-vit (the encoder), hf-vitmae (with its decoder), official or safetensors (this package's own).
+        to: timm, hf-vit (the encoder), hf-vitmae (with its decoder), official, onnx (the encoder), onnx-mae (with its
+            decoder), torch-export (the encoder, for PyTorch's own runtimes) or safetensors (this package's own).
         out: a new folder.
         licence: terms the weights come under.
     """
@@ -38,7 +39,7 @@ def export(
     done = export_model(model, to=to, out=out, licence=licence)
     console = Console()
     for name, difference in done.differences.items():
-        console.print(f"{name:<12}largest difference {difference:.1e} of the largest value", highlight=False)
+        console.print(f"{name:<24}largest difference {difference:.1e} of the largest value", highlight=False)
     console.print(f"Export in {visible(str(out))}, read it by:", soft_wrap=True, highlight=False, markup=False)
     console.print(visible(done.usage), soft_wrap=True, highlight=False, markup=False)
     return 0

@@ -9,49 +9,34 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mae.interop.forms import OFFICIAL_FILE
+from mae.interop.forms import OFFICIAL_FILE, ONNX_FILE, PROGRAM_FILE
+from mae.interop.graphs import FeatureGraph, plan_of_order
 from mae.interop.opening import open_model
-from mae.models.classifier import ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.types import MaskPlan
 
 Inputs = Mapping[str, Tensor]
 """`images [B, C, H, W]`; for a decoder also `order [B, N]`, the tokens in the order in which they stay visible."""
 
 
 def answers_of(model: PretrainedEncoder, inputs: Inputs) -> dict[str, Tensor]:
-    """What is compared: `tokens` after the last norm; a classifier's `logits`; with a decoder `prediction` of every
-    patch, `loss`, and `gradient` of the loss by the patches' kernel."""
+    """What is compared: `tokens` after the last norm and what `FeatureGraph` makes of them; with a decoder `prediction`
+    of every patch, `loss`, and `gradient` of the loss by the patches' kernel."""
     images = inputs["images"]
     with torch.no_grad():
-        found = {"tokens": model.encoder(images)}
-        if isinstance(model, ImageClassifier):
-            return found | {"logits": model.logits(images)}
+        found = FeatureGraph(model)(images)
     if not isinstance(model, MaskedAutoencoder):
         return found
-    output = model(images, plan=_plan(model, inputs["order"]).predict_all())
+    assert model.config is not None
+    output = model(images, plan=plan_of_order(inputs["order"], model.config.mask_ratio).predict_all())
     weight = model.encoder.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(output.terms["reconstruction"], weight)
     return found | {"prediction": output.pred, "loss": output.terms["reconstruction"], "gradient": gradient}
-
-
-def _plan(model: MaskedAutoencoder, order: Tensor) -> MaskPlan:
-    """The mask by which the first tokens of an order stay visible, as many as the model has."""
-    config = model.config
-    assert config is not None
-    count = num_visible(config.mask_ratio, order.shape[1])
-    hidden = torch.ones(order.shape, dtype=torch.bool).scatter_(1, order[:, :count], False)
-    return MaskPlan(visible=order[:, :count], predicted=order[:, count:], hidden=hidden)
-
-
-def num_visible(mask_ratio: float, num_tokens: int) -> int:
-    """As transformers counts them."""
-    return int(num_tokens * (1 - mask_ratio))
 
 
 @torch.no_grad()
@@ -98,11 +83,42 @@ def of_ours(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
     return answers_of(open_model(folder)[0], inputs)
 
 
+def of_onnx(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
+    """onnxruntime's answers, to the whole batch and to each image alone: a batch is of any size."""
+    session = import_module("onnxruntime").InferenceSession(str(folder / ONNX_FILE))
+    names = [output.name for output in session.get_outputs()]
+    asked = {given.name: inputs[given.name].numpy() for given in session.get_inputs()}
+
+    def answered(part: slice) -> list[Any]:
+        return session.run(names, {name: values[part] for name, values in asked.items()})
+
+    together = answered(slice(None))
+    alone = [answered(slice(number, number + 1)) for number in range(len(inputs["images"]))]
+    found: dict[str, Tensor] = {}
+    for number, name in enumerate(names):
+        found[name] = torch.from_numpy(together[number])
+        found[f"{name}, one by one"] = torch.from_numpy(np.concatenate([one[number] for one in alone]))
+    return found
+
+
+@torch.no_grad()
+def of_program(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
+    """What PyTorch's exported program answers, likewise."""
+    program = torch.export.load(folder / PROGRAM_FILE).module()
+    images = inputs["images"]
+    alone = [program(images=image.unsqueeze(0)) for image in images]
+    together = program(images=images)
+    return together | {f"{name}, one by one": torch.cat([one[name] for one in alone]) for name in together}
+
+
 ANSWERS: Mapping[str, Callable[[Path, Inputs], dict[str, Tensor]]] = {
     "timm": of_timm,
     "hf-vit": of_hf_vit,
     "hf-vitmae": of_hf_vitmae,
     "official": of_official,
+    "onnx": of_onnx,
+    "onnx-mae": of_onnx,
+    "torch-export": of_program,
     "safetensors": of_ours,
 }
 

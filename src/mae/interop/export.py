@@ -64,8 +64,8 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
     form = FORMS[to]
     if out.exists():
         raise UsageError(f"{out} is there already; give --out another name, or delete it first")
-    if form.library is not None and find_spec(form.library) is None:
-        raise UsageError(f"--to {to} is proved by {form.library}, which is not installed: pip install {form.library}")
+    if lacking := [name for name in form.needs if find_spec(name) is None]:
+        raise UsageError(f"--to {to} needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
     model, report = open_model(path)
     form.check(model)
     beside = None
@@ -77,7 +77,13 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
         differences = _prove(model, form, beside)
         whole = "prediction" in differences
         card = model_card(
-            model, report, path=path, licence=terms, library=form.library, usage=form.usage(Path(out.name)), whole=whole
+            model,
+            report,
+            path=path,
+            licence=terms,
+            library=form.needs[0] if form.needs else None,
+            usage=form.usage(Path(out.name)),
+            whole=whole,
         )
         (beside / CARD).write_text(card, encoding="utf-8", errors="backslashreplace")
         beside.chmod(0o755)
@@ -101,7 +107,7 @@ def _prove(model: PretrainedEncoder, form: Form, folder: Path) -> dict[str, floa
     inputs = _inputs(model)
     theirs = _asked(form.name, folder, inputs)
     ours = answers_of(model, inputs)
-    differences = {name: _difference(theirs[name], ours[name]) for name in theirs}
+    differences = {name: _difference(theirs[name], ours[name.partition(",")[0]]) for name in theirs}
     worst = max(differences, key=lambda name: differences[name])
     if not differences[worst] <= TOLERANCE:
         raise MAEError(

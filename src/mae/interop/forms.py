@@ -1,5 +1,6 @@
 """How each library wants a model: what it can hold, what is written, and how it is read."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mae.errors import UsageError
+from mae.interop.graphs import TRACED_BATCH, FeatureGraph, PredictionGraph, write_onnx, write_program
 from mae.interop.outgoing import hf_tensors, official_tensors
 from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
@@ -19,7 +22,7 @@ from mae.models.storage import model_metadata, save_model
 from mae.records import write_json
 
 _WEIGHTS = "model.safetensors"
-OFFICIAL_FILE = "model.pth"
+OFFICIAL_FILE, ONNX_FILE, PROGRAM_FILE = "model.pth", "model.onnx", "model.pt2"
 _BICUBIC = 3  # Pillow's number
 
 
@@ -29,14 +32,14 @@ class Form:
 
     Attributes:
         name: what the user calls it.
-        library: that reads it; None for this package's own.
+        needs: packages that write and read it, the library first; none for this package's own.
         check: refuses a model that it cannot hold.
         write: writes a model into a folder; the last argument is the licence, where one is known.
         usage: Python that reads the folder.
     """
 
     name: str
-    library: str | None
+    needs: tuple[str, ...]
     check: Callable[[PretrainedEncoder], None]
     write: Callable[[PretrainedEncoder, Path, str | None], None]
     usage: Callable[[Path], str]
@@ -244,40 +247,105 @@ def write_own(model: PretrainedEncoder, folder: Path, licence: str | None) -> No
     save_model(model, folder / _WEIGHTS, model_metadata(model, licence=licence, probe=probe_of(model)))
 
 
+def _example(config: ModelConfig) -> dict[str, Tensor]:
+    return {"images": torch.zeros(TRACED_BATCH, config.in_chans, *config.img_size)}
+
+
+def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
+    """What a graph's file says of itself: how images are normalised, the names of classes, its terms."""
+    config = _config_of(model)
+    mean, std = _statistics(config)
+    facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
+    if isinstance(model, ImageClassifier) and model.class_names:
+        facts["class_names"] = json.dumps(model.class_names)
+    return facts | ({} if licence is None else {"licence": licence})
+
+
+def write_onnx_features(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
+    """The encoder, or the classifier, as an ONNX graph."""
+    config = _config_of(model)
+    write_onnx(FeatureGraph(_without_decoder(model)), _example(config), folder / ONNX_FILE, _facts(model, licence))
+    _write_preprocessing(config, folder)
+
+
+def check_onnx_mae(model: PretrainedEncoder) -> None:
+    """A graph of the whole needs a decoder."""
+    if not isinstance(model, MaskedAutoencoder):
+        raise UsageError("--to onnx-mae holds a decoder, which this model has not; use onnx")
+
+
+def write_onnx_predictions(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
+    """Encoder and decoder as an ONNX graph that predicts every patch."""
+    assert isinstance(model, MaskedAutoencoder)
+    config = _config_of(model)
+    order = torch.arange(config.num_tokens).expand(TRACED_BATCH, -1).contiguous()
+    facts = _facts(model, licence) | {"visible": str(int(config.num_tokens * (1 - config.mask_ratio)))}
+    write_onnx(PredictionGraph(model), _example(config) | {"order": order}, folder / ONNX_FILE, facts)
+    _write_preprocessing(config, folder)
+
+
+def write_torch_export(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
+    """The encoder, or the classifier, as a program of `torch.export`."""
+    config = _config_of(model)
+    write_program(FeatureGraph(_without_decoder(model)), _example(config), folder / PROGRAM_FILE)
+    _write_preprocessing(config, folder)
+
+
 FORMS: Mapping[str, Form] = {
     form.name: form
     for form in (
         Form(
             name="timm",
-            library="timm",
+            needs=("timm",),
             check=check_timm,
             write=write_timm,
             usage=lambda folder: f"timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)",
         ),
         Form(
             name="hf-vit",
-            library="transformers",
+            needs=("transformers",),
             check=check_hf_vit,
             write=write_hf_vit,
             usage=lambda folder: f"transformers.ViTModel.from_pretrained({str(folder)!r}, add_pooling_layer=False)",
         ),
         Form(
             name="hf-vitmae",
-            library="transformers",
+            needs=("transformers",),
             check=check_hf_vitmae,
             write=write_hf_vitmae,
             usage=lambda folder: f"transformers.ViTMAEForPreTraining.from_pretrained({str(folder)!r})",
         ),
         Form(
             name="official",
-            library=None,
+            needs=(),
             check=check_official,
             write=write_official,
             usage=lambda folder: f"torch.load({str(folder / OFFICIAL_FILE)!r})['model']",
         ),
         Form(
+            name="onnx",
+            needs=("onnx", "onnxruntime", "onnxscript"),
+            check=lambda model: None,
+            write=write_onnx_features,
+            usage=lambda folder: f"onnxruntime.InferenceSession({str(folder / ONNX_FILE)!r})",
+        ),
+        Form(
+            name="onnx-mae",
+            needs=("onnx", "onnxruntime", "onnxscript"),
+            check=check_onnx_mae,
+            write=write_onnx_predictions,
+            usage=lambda folder: f"onnxruntime.InferenceSession({str(folder / ONNX_FILE)!r})",
+        ),
+        Form(
+            name="torch-export",
+            needs=("torch",),
+            check=lambda model: None,
+            write=write_torch_export,
+            usage=lambda folder: f"torch.export.load({str(folder / PROGRAM_FILE)!r}).module()",
+        ),
+        Form(
             name="safetensors",
-            library=None,
+            needs=(),
             check=lambda model: None,
             write=write_own,
             usage=lambda folder: f"mae.load({str(folder)!r})",
