@@ -1,0 +1,18 @@
+"""Exports that are read in this process: starting one, with its libraries, takes longer than a tiny model's answer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mae.interop import answer, export
+
+
+def answer_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is carried out, and not started; `tests/interop/test_export.py` starts it."""
+
+    def run(command: list[str], **given: Any) -> SimpleNamespace:
+        assert command[1:3] == ["-m", answer.__name__]
+        return SimpleNamespace(returncode=answer.main(command[3:]), stderr="")
+
+    monkeypatch.setattr(export, "subprocess", SimpleNamespace(run=run))
