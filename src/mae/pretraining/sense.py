@@ -118,10 +118,10 @@ def advise(config: PretrainConfig, model: ModelConfig, num_images: int, *, epoch
             f"{config.model} is large for {num_images:,} images; --model {better} is what we advise for so many: with "
             "few images a larger model rarely helps, more epochs do"
         )
-    if num_images < FEW_IMAGES:
+    if num_images < FEW_IMAGES and config.init_from is None:
         advice.append(
             f"fewer than {FEW_IMAGES:,} images: maintainers of MAE code advise to begin with weights trained on "
-            "ImageNet; mae cannot load such weights yet, so give a small model many epochs"
+            "ImageNet: --init-from; otherwise give a small model many epochs"
         )
     if steps < FEW_STEPS:
         advice.append(f"{steps} steps are few: the shortest recipe with a measured result, demo, takes 1,500")
