@@ -44,6 +44,16 @@ def lightly(model: MaskedAutoencoder) -> dict[str, Tensor]:
     return {**found, "backbone.mask_token": torch.zeros(1, 1, 24)}
 
 
+def lightly_1_6(model: MaskedAutoencoder) -> dict[str, Tensor]:
+    """As lightly's example module has them since 1.6: what projects and predicts stands beside the decoder."""
+    found = {}
+    for name, tensor in lightly(model).items():
+        inner = name.replace("decoder.decoder_embed.", "decoder_embed.")
+        inner = inner.replace("decoder.decoder_pred.", "prediction_head.")
+        found[inner.replace("decoder.decoder_", "decoder.")] = tensor
+    return found
+
+
 def mmpretrain(model: MaskedAutoencoder) -> dict[str, Tensor]:
     """As mmpretrain's MAE has them."""
     found = {}

@@ -23,6 +23,7 @@ _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_
 """Of data-parallel training, torch.compile, FSDP and recomputation; anywhere in a name."""
 
 _DECODER_SIGN = "decoder_embed.weight"
+_OF_DECODER = ("decoder_", "decoder.", "prediction_head.")
 _NUM_NAMED = 3
 
 
@@ -66,8 +67,14 @@ _MM_BLOCK: Renames = (
     (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
 )
 
+_LIGHTLY_DECODER: Renames = (  # since 1.6
+    (r"^decoder\.mask_token$", "mask_token"),
+    (r"^decoder\.(pos_embed$|blocks\.|norm\.)", r"decoder_\1"),
+    (r"^prediction_head\.", "decoder_pred."),
+)
+
 LAYOUTS = (
-    Layout(name="official MAE, timm or lightly", sign="patch_embed.proj.weight"),
+    Layout(name="official MAE, timm or lightly", sign="patch_embed.proj.weight", decoder=_LIGHTLY_DECODER),
     Layout(
         name="Hugging Face",
         sign="embeddings.patch_embeddings.projection.weight",
@@ -135,7 +142,7 @@ def bring_to_official(path: Path, tensors: Mapping[str, Tensor]) -> Named:
         )
     encoder, decoder, elsewhere = {}, {}, []
     for name, tensor in plain.items():
-        if decoders and (inner := _of_decoder(name, decoders[0], alone=decoders[0] != prefix)):
+        if decoders and (inner := _of_decoder(name, decoders[0], encoder=prefix)):
             decoder[inner] = tensor
         elif name.startswith(prefix):
             encoder[name.removeprefix(prefix)] = tensor
@@ -170,10 +177,14 @@ def _prefixes(names: Iterable[str], sign: str) -> list[str]:
     return [name.removesuffix(sign) for name in names if name == sign or name.endswith(f".{sign}")]
 
 
-def _of_decoder(name: str, prefix: str, *, alone: bool) -> str:
-    """The name inside the decoder, empty if it is none of its tensors; `alone`: whether all under its prefix are."""
+def _of_decoder(name: str, prefix: str, *, encoder: str) -> str:
+    """The name inside the decoder, empty if it is none of its tensors.
+
+    All under its prefix are, unless the encoder's tensors stand there too.
+    """
     inner = name.removeprefix(prefix) if name.startswith(prefix) else ""
-    return inner if alone or inner == "mask_token" or inner.startswith("decoder_") else ""
+    alone = not encoder.startswith(prefix)
+    return inner if alone or inner == "mask_token" or inner.startswith(_OF_DECODER) else ""
 
 
 def _apply(renames: Renames, name: str) -> str:
