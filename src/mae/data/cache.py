@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from stat import S_ISDIR
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from mae.data.storage import StoredFile
 from mae.errors import MAEError, UsageError
+from mae.records import read_json, write_json
 
 FOLDER, GIGABYTES = "OPENMAE_CACHE", "OPENMAE_CACHE_GB"
 """Environment variables: where the cache lies, and how much it may hold in units of a billion bytes."""
@@ -78,6 +79,11 @@ class Draft:
         self._digest.update(data)
         self.num_bytes += len(data)
 
+    @property
+    def sha256(self) -> str:
+        """Of what is there, 64 hexadecimal digits."""
+        return self._digest.hexdigest()
+
     def check(self) -> None:
         """Make sure that the file is there as a whole.
 
@@ -87,8 +93,8 @@ class Draft:
         """
         if self.num_bytes < self.file.num_bytes:
             raise CutShort(f"it ended after {self.num_bytes:,} of {self.file.num_bytes:,} bytes")
-        if self._digest.hexdigest() != self.file.sha256:
-            raise WrongContent(f"its checksum is {self._digest.hexdigest()[:12]}…; expected {self.file.sha256[:12]}…")
+        if not self.sha256.startswith(self.file.sha256):
+            raise WrongContent(f"its checksum is {self.sha256[:12]}…; expected {self.file.sha256[:12]}…")
 
 
 Fetch = Callable[[Draft], None]
@@ -123,21 +129,24 @@ class Cache:
         """
         if (stream := self._trusted(file)) is not None:
             return stream
-        self.check()
-        if file.num_bytes > self.max_bytes:
-            needed = -(-file.num_bytes // _GB)
-            raise UsageError(
-                f"{file.name} has {file.num_bytes / _GB:.3g} GB, and the cache may hold {self.max_bytes / _GB:.3g}; "
-                f"set {GIGABYTES} to {needed:.0f} or more"
-            )
-        try:
-            with self._locked(file.sha256):
-                return self._trusted(file) or self._verified(file) or self._fetched(file, fetch)
-        except OSError as error:
-            raise MAEError(
-                f"{file.name} cannot be kept in {self.root}: {error.strerror or error}; make room there, or set "
-                f"{FOLDER} to a folder elsewhere"
-            ) from error
+        with self._held(file, file.sha256):
+            there = self._trusted(file) or self._verified(file)
+            return there or self._fetched(file, fetch, key=file.sha256).open("rb", buffering=0)
+
+    def newcomer(self, file: StoredFile, fetch: Fetch) -> StoredFile:
+        """Fetch a file of whose checksum not all is known, and tell which file it is.
+
+        Args:
+            file: with the first digits of its checksum, as many as are known, maybe none.
+            fetch: see `open`.
+
+        Raises:
+            UsageError: see `open`.
+            MAEError: see `open`.
+        """
+        key = hashlib.sha256(file.name.encode()).hexdigest()  # to be locked and counted by while it comes
+        with self._held(file, key):
+            return replace(file, sha256=self._fetched(file, fetch, key=key).name)
 
     def path(self, file: StoredFile, fetch: Fetch) -> Path:
         """Where a file lies until others need its place; see `open`."""
@@ -167,6 +176,25 @@ class Cache:
                 f"run 'chmod go-w {self.root}' if you trust what it holds, or set {FOLDER} to another folder"
             )
 
+    @contextmanager
+    def _held(self, file: StoredFile, key: str) -> Iterator[None]:
+        """The lock of a key while a file is got, if it fits; what the file system refuses is explained."""
+        self.check()
+        if file.num_bytes > self.max_bytes:
+            needed = -(-file.num_bytes // _GB)
+            raise UsageError(
+                f"{file.name} has {file.num_bytes / _GB:.3g} GB, and the cache may hold {self.max_bytes / _GB:.3g}; "
+                f"set {GIGABYTES} to {needed:.0f} or more"
+            )
+        try:
+            with self._locked(key):
+                yield
+        except OSError as error:
+            raise MAEError(
+                f"{file.name} cannot be kept in {self.root}: {error.strerror or error}; make room there, or set "
+                f"{FOLDER} to a folder elsewhere"
+            ) from error
+
     def _trusted(self, file: StoredFile) -> BinaryIO | None:
         """The entry, if it was checked since the machine started and not changed since."""
         path = self.root / file.sha256
@@ -195,9 +223,9 @@ class Cache:
         path.unlink()
         return None
 
-    def _fetched(self, file: StoredFile, fetch: Fetch) -> BinaryIO:
-        aside = self._reserved(file)
-        path = self.root / file.sha256
+    def _fetched(self, file: StoredFile, fetch: Fetch, *, key: str) -> Path:
+        """The new entry; while it comes the key stands for its checksum."""
+        aside = self._reserved(replace(file, sha256=key))
         try:
             with aside.open("r+b", buffering=0) as stream:
                 draft = Draft(file=file, stream=stream)
@@ -205,10 +233,9 @@ class Cache:
                 draft.check()
             _note_use(aside)
             with self._locked(_ROOM):  # who counts what there is must not count it twice, or not at all
-                aside.replace(path)
+                return aside.replace(self.root / draft.sha256)
         finally:
             aside.unlink(missing_ok=True)
-        return path.open("rb", buffering=0)
 
     def _reserved(self, file: StoredFile) -> Path:
         """A new file aside, of the size that it will have, so that other processes count it."""
@@ -294,6 +321,22 @@ def user_cache() -> Cache:
     found = Cache(root=_folder(), max_bytes=int(gigabytes * _GB))
     found.check()
     return found
+
+
+def note(path: Path, file: StoredFile) -> None:
+    """Write down which file it was that somebody asked for without knowing all of its checksum."""
+    write_json(path, {"num_bytes": file.num_bytes, "sha256": file.sha256})
+
+
+def noted(path: Path) -> StoredFile | None:
+    """What was noted; None where nothing was, or not as a whole."""
+    try:
+        values = read_json(path)
+        num_bytes, sha256 = int(values["num_bytes"]), str(values["sha256"])
+    except (UsageError, KeyError, ValueError, TypeError):
+        return None
+    is_whole = num_bytes >= 0 and re.fullmatch("[0-9a-f]{64}", sha256)
+    return StoredFile(name=path.stem, num_bytes=num_bytes, sha256=sha256) if is_whole else None
 
 
 def _folder() -> Path:

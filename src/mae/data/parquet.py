@@ -23,11 +23,10 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from mae.data.base import fingerprint_of
-from mae.data.cache import WrongContent, user_cache
+from mae.data.cache import WrongContent, note, noted, user_cache
 from mae.data.limits import UnreadableImage
 from mae.data.storage import StoredFile
 from mae.errors import MAEError, UsageError
-from mae.records import read_json, write_json
 
 MAX_GROUP = 1 << 30
 """Bytes of all images in a row group; usual ones have up to a tenth of that."""
@@ -158,7 +157,7 @@ class ParquetRows:
             try:
                 known.parent.mkdir(mode=0o700, exist_ok=True)
                 with FileLock(known.with_suffix(".lock"), mode=0o600):  # one process fetches, the others wait
-                    file = self._seen[number] = _known(known) or self._kept(number, known)
+                    file = self._seen[number] = noted(known) or self._kept(number, known)
             except OSError as error:
                 told = f"{self._told(number)} cannot be kept in {cache.root}"
                 raise MAEError(f"{told}: {error.strerror or error}; make room there, or set OPENMAE_CACHE") from error
@@ -172,7 +171,7 @@ class ParquetRows:
         data = self._fetched(number)
         file = StoredFile(name=known.stem, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         user_cache().open(file, lambda draft: draft.write(data)).close()
-        write_json(known, {"num_bytes": file.num_bytes, "sha256": file.sha256})
+        note(known, file)
         return file
 
     def _fetched(self, number: int) -> bytes:
@@ -338,12 +337,3 @@ def _claimed(footer: pq.FileMetaData, size: int, place: str, number: int, column
 def _leaf(schema: pa.Schema, column: str) -> str:
     """The column as Parquet names it, of a structure only its bytes."""
     return f"{column}.bytes" if pa.types.is_struct(schema.field(column).type) else column
-
-
-def _known(path: Path) -> StoredFile | None:
-    """What was noted of a row group; None where nothing was, or not as a whole."""
-    try:
-        values = read_json(path)
-        return StoredFile(name=path.stem, num_bytes=int(values["num_bytes"]), sha256=str(values["sha256"]))
-    except (UsageError, KeyError, ValueError, TypeError):
-        return None

@@ -136,8 +136,7 @@ class RemoteStorage:
         return self.cache.open(file, self._fetch)
 
     def _fetch(self, draft: Draft) -> None:
-        url = self._url(draft.file.name)
-        _patiently(url, partial(_fill, url, draft), reached=lambda: draft.num_bytes)
+        fetch(self._url(draft.file.name), draft)
 
     def _url(self, name: str) -> str:
         parts = urlsplit(self.url)
@@ -160,6 +159,21 @@ def open_remote(url: str) -> RemoteStorage:
     return RemoteStorage(url=url, cache=user_cache())
 
 
+def fetch(url: str, draft: Draft, *, again: bool = True) -> None:
+    """Fill a draft with what lies at a URL, with patience.
+
+    Args:
+        url: of the file.
+        draft: what it must become.
+        again: whether wrong content is asked for again.
+
+    Raises:
+        WrongContent: it is wrong, and not asked for again.
+        MAEError: it did not come, however often it was asked for.
+    """
+    _patiently(url, partial(_fill, url, draft, again=again), reached=lambda: draft.num_bytes)
+
+
 def _check_url(url: str) -> None:
     scheme = _SCHEME.match(url)
     protocol = scheme[1].lower() if scheme else ""
@@ -180,7 +194,7 @@ def _check_url(url: str) -> None:
         raise UsageError(f"this is no URL of a pack's folder; expected one such as {expected}")
 
 
-def _fill(url: str, draft: Draft) -> None:
+def _fill(url: str, draft: Draft, *, again: bool) -> None:
     """One try to fetch what is missing of a draft."""
     size = draft.file.num_bytes
     try:
@@ -193,6 +207,8 @@ def _fill(url: str, draft: Draft) -> None:
     except CutShort as short:
         raise Trouble(str(short)) from None
     except WrongContent as wrong:
+        if not again:
+            raise
         draft.restart()
         raise Trouble(str(wrong)) from None
 

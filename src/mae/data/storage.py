@@ -18,7 +18,7 @@ class StoredFile:
     Attributes:
         name: relative to the store, with `/`.
         num_bytes: its size.
-        sha256: of its content, 64 hexadecimal digits.
+        sha256: of its content, 64 hexadecimal digits; of a `Cache.newcomer` the first ones, as many as are known.
 
     Raises:
         UsageError: a name that could lead out of the store.

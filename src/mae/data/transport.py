@@ -76,6 +76,23 @@ def pieces(url: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     return _from_store(parts.scheme, f"{parts.netloc}{parts.path}", start, end)
 
 
+def told_length(url: str) -> int | None:
+    """How many bytes a web server says that a file has; None where it does not say.
+
+    Raises:
+        Trouble: it did not answer.
+        UsageError: the packages for the protocol are not installed.
+    """
+    filesystem = _filesystem(urlsplit(url).scheme)
+    response = _answer(filesystem, url, 0)
+    try:
+        _place(response, 0)
+        length = response.content_length
+        return length if isinstance(length, int) else None
+    finally:
+        filesystem.loop.call_soon_threadsafe(response.close)
+
+
 def shown(url: str) -> str:
     """A URL without what may be secret: user, password, and what a question mark begins."""
     parts = urlsplit(url)
