@@ -19,7 +19,10 @@ COMMANDS = {
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of hidden patches, or fill a hole"),
-    "import": ("mae.cli.import_weights", "take in weights of the official MAE, timm, Hugging Face and others"),
+    "import": (
+        "mae.cli.import_weights",
+        "take in weights of the official MAE, timm and others, by file or by name",
+    ),
     "export": ("mae.cli.export", "write a model as timm, Hugging Face or the official code read it, with proof"),
     "pack": ("mae.cli.pack", "write images into a few large files that are fast to read"),
     "plan": ("mae.cli.plan", "tell what a run would take, and the command for it"),
@@ -29,7 +32,7 @@ COMMANDS = {
     "study": ("mae.cli.study", "train in several ways, all else being equal, and tell which is better"),
     "bench": ("mae.cli.bench", "measure speed on this machine, beside its limits and a peer"),
     "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
-    "list": ("mae.cli.listing", "list models or recipes"),
+    "list": ("mae.cli.listing", "list models, recipes or public weights"),
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
 }
 

@@ -1,4 +1,4 @@
-"""`mae import FILE|DIR --out MODEL`."""
+"""`mae import FILE|DIR|NAME --out MODEL`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +67,8 @@ def bring(
     decoder must predict photographs.
 
     Args:
-        weights: a file of safetensors or of torch.save, or a folder that save_pretrained or timm wrote.
+        weights: a file of safetensors or of torch.save, a folder that save_pretrained or timm wrote, or a name of
+            'mae list weights', which is fetched.
         out: a new file that ends in .safetensors, or a new folder.
         told: what the weights do not say.
         wanted: what the model is to be.
@@ -77,6 +78,7 @@ def bring(
     from rich.console import Console
 
     from mae.evaluation.extractors import show_loaded
+    from mae.interop.catalogue import terms
     from mae.interop.official import Told
     from mae.interop.opening import Wanted, bring_in
     from mae.report.canvas import visible
@@ -91,5 +93,7 @@ def bring(
     )
     console = Console()
     show_loaded(console, report.line())
+    if licence := wanted.licence or report.origin.get("licence"):
+        console.print(visible(f"Licence {terms(licence)}"), soft_wrap=True, highlight=False, markup=False)
     console.print(f"Model in {visible(str(out))}", soft_wrap=True, highlight=False, markup=False)
     return 0

@@ -1,25 +1,39 @@
-"""`mae list models|recipes`."""
+"""`mae list models|recipes|weights`."""
 
+import shlex
 import sys
 from typing import Annotated, Literal
 
 import tyro
 
+from mae.errors import UsageError
+from mae.options import shown
+
 
 def run(args: list[str]) -> int:
-    """Print a line for each model or recipe."""
-    what = tyro.cli(_list, args=args, prog="mae list")
-    sys.stdout.writelines(f"{name:<34} {text}\n" for name, text in (_models() if what == "models" else _recipes()))
+    """Print a line for each model, recipe or file of public weights, or what is known of one such file."""
+    what, name = tyro.cli(_list, args=args, prog="mae list")
+    if name is not None and what != "weights":
+        raise UsageError(f"{name} is one name too many; mae list {what} shows all ('mae show' tells more of a model)")
+    if what != "weights":
+        rows, width = _models() if what == "models" else _recipes(), 34
+    else:
+        rows, width = (_weights(), 25) if name is None else (_known_of(name), 12)
+    sys.stdout.writelines(f"{first:<{width}} {text}\n" for first, text in rows)
     return 0
 
 
-def _list(what: Annotated[Literal["models", "recipes"], tyro.conf.Positional]) -> str:
+def _list(
+    what: Annotated[Literal["models", "recipes", "weights"], tyro.conf.Positional],
+    name: Annotated[str | None, tyro.conf.Positional, shown("all", "NAME")] = None,
+) -> tuple[str, str | None]:
     """List what can be named.
 
     Args:
-        what: models or recipes.
+        what: models, recipes, or public weights, which 'mae import' fetches by name.
+        name: of public weights, to tell their address, checksum and terms.
     """
-    return what
+    return what, name
 
 
 def _first_line(documented: object) -> str:
@@ -37,3 +51,32 @@ def _recipes() -> list[tuple[str, str]]:
     from mae.recipes import find_recipe, list_recipes
 
     return [(name, _first_line(find_recipe(name))) for name in list_recipes()]
+
+
+def _weights() -> list[tuple[str, str]]:
+    from mae.interop.catalogue import public_weights, terms
+
+    return [
+        (name, f"{weights.contents:<20}{weights.parameters / 1e6:>4.0f} M parameters  {terms(weights.licence)}")
+        for name, weights in public_weights().items()
+    ]
+
+
+def _known_of(name: str) -> list[tuple[str, str]]:
+    from mae.interop.catalogue import MODELS, find_public, terms
+    from mae.interop.public import words_for_file
+
+    weights = find_public(name)
+    if weights is None:
+        raise UsageError(f"no public weights are called {name}; 'mae list weights' shows all")
+    out = f"--out vit-{weights.size}"
+    return [
+        ("contents", f"{weights.contents} of {MODELS[weights.size]}"),
+        ("parameters", f"{weights.parameters:,}"),
+        ("licence", f"{terms(weights.licence)}, by {weights.licence_told}"),
+        ("address", weights.url),
+        ("bytes", "not told" if weights.num_bytes is None else f"{weights.num_bytes:,}"),
+        ("checksum", f"{weights.checksum}, by {weights.checksum_told}" if weights.checksum_told else weights.checksum),
+        ("import it", f"mae import {name} {out}"),
+        ("as a file", shlex.join(["mae", "import", "FILE", *out.split(), *words_for_file(weights)])),
+    ]

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from mae.errors import MAEError, UsageError
 from mae.interop.adapt import Stem, rechannelled, resized
+from mae.interop.catalogue import find_public
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
+from mae.interop.public import open_public
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.probe import probe_of
 from mae.models.storage import LoadReport, is_own, load_with_report, model_metadata, save_model
@@ -40,7 +42,8 @@ def open_model(
     """The model of a run, of a file of this package, or of weights that others wrote; on the CPU, in evaluation mode.
 
     Args:
-        path: a run folder, a checkpoint, a file, or a folder that `save_pretrained` or timm wrote.
+        path: a run folder, a checkpoint, a file, or a folder that `save_pretrained` or timm wrote; where nothing is,
+            a name of public weights such as `official/base`, which are fetched then.
         told: see `load_foreign`; nothing may be told of a model of this package, which says all by itself.
         allow_partial: share of the encoder's values that is enough.
         see_photographs: see `load_foreign`.
@@ -49,6 +52,8 @@ def open_model(
         UsageError: nothing there that is known, or something that nobody says.
         MAEError: damaged, or changed on its way.
     """
+    if not path.exists() and (weights := find_public(path.as_posix())) is not None:
+        return open_public(weights, told=told or Told(), allow_partial=allow_partial, see_photographs=see_photographs)
     own = _own_weights(path)
     if own is None:
         try:

@@ -16,6 +16,7 @@ from mae.config import PretrainConfig
 from mae.data.loaders import explained_worker_failure
 from mae.errors import UsageError
 from mae.evaluation.yardsticks import Yardsticks
+from mae.interop.catalogue import terms
 from mae.interop.opening import open_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -67,7 +68,8 @@ def load(path: str | Path) -> PretrainedEncoder:
 
     A `MaskedAutoencoder`, or where there is no decoder a `PretrainedEncoder`, whose `encode` is the same. Weights that
     the official code, timm, Hugging Face, mmpretrain or lightly wrote are told by their content (see
-    `mae.interop.load`); where something about them must be told, `mae import` can be told it.
+    `mae.interop.load`); where something about them must be told, `mae import` can be told it. A name of public weights,
+    such as `official/base` (see `mae list weights`), is fetched, if no file or folder is called so.
 
     Comes back on the CPU in evaluation mode; `model.config` tells its sizes and the channel statistics its
     images must be normalised with. Where a run's newest checkpoint is damaged an older one is taken, and a warning of
@@ -79,7 +81,8 @@ def load(path: str | Path) -> PretrainedEncoder:
     """
     model, report = open_model(Path(path))
     if report.notes:  # of weights that others wrote, and of what was guessed about them
-        _log.warning("%s: %s", path, report.line())
+        licence = report.origin.get("licence")
+        _log.warning("%s: %s%s", path, report.line(), f", licence {terms(licence)}" if licence else "")
     return model
 
 
