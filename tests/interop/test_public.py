@@ -25,7 +25,8 @@ from mae.data.cache import FOLDER, Draft
 from mae.interop import catalogue
 from mae.interop.catalogue import MODELS, PublicWeights, public_weights
 from mae.interop.outgoing import hf_tensors
-from mae.interop.public import LEAST_OF_CLASSIFIER, told_of
+from mae.interop.public import told_of
+from mae.models.classifier import ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import load_with_report
@@ -68,6 +69,10 @@ def test_no_file_is_there_twice():
     assert len(set(checksums)) == len(checksums)
 
 
+def is_head(weights: PublicWeights, size: str) -> bool:
+    return (weights.size, weights.contents) == (size, "classifier")
+
+
 @pytest.mark.parametrize("size", MODELS)
 def test_sizes_are_those_of_the_named_models(size: str):
     with torch.device("meta"):
@@ -82,7 +87,8 @@ def test_sizes_are_those_of_the_named_models(size: str):
     told = told_of(next(weights for weights in public_weights().values() if weights.size == size))
     assert (told.num_heads, told.decoder_num_heads) == (config.num_heads, config.decoder_num_heads)
     assert told.trained_size == config.img_size == (224, 224)
-    assert LEAST_OF_CLASSIFIER < 1 - 2 * config.embed_dim / counted[0]  # a classifier lacks the last norm
+    heads = {weights.parameters - counted[0] for weights in public_weights().values() if is_head(weights, size)}
+    assert heads == {1000 * (config.embed_dim + 1)}
 
 
 def test_terms_are_told_by_name():
@@ -119,7 +125,11 @@ def alone(model: MaskedAutoencoder) -> dict[str, Tensor]:
 
 def classifier(model: MaskedAutoencoder) -> dict[str, Tensor]:
     tensors = {name: tensor for name, tensor in alone(model).items() if not name.startswith("norm.")}
-    return {**tensors, "fc_norm.weight": torch.ones(256), "head.weight": torch.ones(10, 256)}
+    norm, head = torch.nn.LayerNorm(256), torch.nn.Linear(256, 10)
+    parts = {"fc_norm": norm, "head": head}
+    return tensors | {
+        f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()
+    }
 
 
 WRITTEN: dict[str, Callable[[MaskedAutoencoder], Any]] = {
@@ -186,6 +196,7 @@ def test_a_name_brings_in_what_the_file_and_its_words_would(name, site, capsys):
     expected = tiny()
     if known[name].contents == "encoder and decoder":
         assert isinstance(model, MaskedAutoencoder) and model.config.norm_pix_loss == known[name].norm_pix_loss
+    assert isinstance(model, ImageClassifier) == (known[name].contents == "classifier")
     assert model.config.mean == (0.485, 0.456, 0.406) and model.config.norm_eps == known[name].norm_eps
     assert (model.config.num_heads, model.config.img_size) == (4, (32, 32))
     kernel = "encoder.blocks.1.attn.qkv.weight"

@@ -25,6 +25,8 @@ MODELS = {
 PARAMETERS = {"base": (85_647_360, 26_008_320), "large": (303_099_904, 26_139_392), "huge": (630_435_840, 26_178_124)}
 """Trained ones of encoder and decoder."""
 
+_HEADS = {"base": 769 * 1000, "large": 1025 * 1000, "huge": 1281 * 1000}
+
 _FILE = Path(__file__).with_suffix(".toml")
 _MOST_BYTES = 16  # a parameter: four for its weight, eight for what an optimiser keeps of it, and some
 _DIGITS = {"SHA-256": 64, "MD5": 32}
@@ -39,8 +41,7 @@ class PublicWeights:
         name: what the user calls it, such as `official/base`.
         url: of the file.
         size: of the model, see `MODELS`.
-        contents: what it holds. Of a classifier the encoder is taken; its last norm was put behind the pooling, and is
-            no part of it.
+        contents: what it holds.
         licence: the terms it comes under.
         licence_told: where they are told.
         num_bytes: of the file; None: nobody says.
@@ -66,9 +67,9 @@ class PublicWeights:
 
     @property
     def parameters(self) -> int:
-        """Trained ones of what is taken."""
+        """Trained ones; of a classifier those of its head on ImageNet's classes too."""
         encoder, decoder = PARAMETERS[self.size]
-        return encoder + (decoder if self.contents == "encoder and decoder" else 0)
+        return encoder + {"encoder": 0, "encoder and decoder": decoder, "classifier": _HEADS[self.size]}[self.contents]
 
     @property
     def most_bytes(self) -> int:

@@ -12,9 +12,6 @@ from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import LoadReport
 from mae.models.zoo import model_config
 
-LEAST_OF_CLASSIFIER = 0.999
-"""Share of an encoder's values that a classifier's has: all but those of the last norm."""
-
 
 def open_public(
     weights: PublicWeights, *, told: Told, allow_partial: float | None, see_photographs: bool
@@ -24,7 +21,7 @@ def open_public(
     Args:
         weights: which.
         told: what counts before the catalogue's word; see `load_foreign`.
-        allow_partial: share of the encoder's values that is enough; None: all that such a file has.
+        allow_partial: share of the encoder's values that is enough.
         see_photographs: see `load_foreign`.
 
     Raises:
@@ -41,8 +38,6 @@ def open_public(
         otherwise=f"fetch it elsewhere, and import the file as 'mae list weights {weights.name}' says",
     )
     path, sha256 = download(announced, user_cache())
-    if allow_partial is None and weights.contents == "classifier":
-        allow_partial = LEAST_OF_CLASSIFIER
     model, report = load_foreign(
         path,
         told=overridden(told_of(weights), told),
@@ -69,7 +64,7 @@ def words_for_file(weights: PublicWeights) -> list[str]:
             values = value if isinstance(value, tuple) else (value,)
             shown = "x".join(map(str, values)) if name == "trained_size" else " ".join(map(str, values))
             words += [f"--{name.replace('_', '-')}", *shown.split()]
-    return words + (["--allow-partial", str(LEAST_OF_CLASSIFIER)] if weights.contents == "classifier" else [])
+    return words
 
 
 def told_of(weights: PublicWeights) -> Told:
