@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mae.evaluation.record import Evaluation as Evaluation
     from mae.evaluation.run import evaluate as evaluate
     from mae.experiments.run import study as study
+    from mae.models.classifier import ImageClassifier as ImageClassifier
     from mae.models.config import ModelConfig as ModelConfig
     from mae.models.decoder import CrossDecoder as CrossDecoder
     from mae.models.decoder import MAEDecoder as MAEDecoder
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mae.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
     from mae.models.pretrained import MapBackbone as MapBackbone
     from mae.models.pretrained import PretrainedEncoder as PretrainedEncoder
+    from mae.models.storage import save as save
     from mae.models.zoo import create_model as create_model
     from mae.models.zoo import list_models as list_models
     from mae.pretraining.run import PretrainResult as PretrainResult
@@ -49,6 +51,7 @@ _WHERE = {
     "Evaluation": "mae.evaluation.record",
     "evaluate": "mae.evaluation.run",
     "study": "mae.experiments.run",
+    "ImageClassifier": "mae.models.classifier",
     "ModelConfig": "mae.models.config",
     "CrossDecoder": "mae.models.decoder",
     "MAEDecoder": "mae.models.decoder",
@@ -57,6 +60,7 @@ _WHERE = {
     "MaskedAutoencoder": "mae.models.masked_autoencoder",
     "MapBackbone": "mae.models.pretrained",
     "PretrainedEncoder": "mae.models.pretrained",
+    "save": "mae.models.storage",
     "create_model": "mae.models.zoo",
     "list_models": "mae.models.zoo",
     "PretrainResult": "mae.pretraining.run",

@@ -15,6 +15,7 @@ from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+import mae
 from mae.errors import MAEError, UsageError
 from mae.models import storage
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -39,6 +40,22 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], ob
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors, record)
     save_file(tensors, path, {"mae": json.dumps(record)})
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["whole", "encoder alone"])
+def test_a_model_of_any_loop_is_saved_with_all_it_needs(alone: bool, tmp_path: Path) -> None:
+    whole = tiny_model(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1)).train()
+    model = PretrainedEncoder(encoder=whole.encoder, config=whole.config) if alone else whole
+    mae.save(model, tmp_path / "mine.safetensors", licence="MIT")
+    assert model.training
+    loaded, report = load_with_report(tmp_path / "mine.safetensors")
+    assert type(loaded) is type(model) and loaded.config == model.config and report.origin["licence"] == "MIT"
+    assert report.probe is not None and report.probe < 1e-12
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    by_hand = PretrainedEncoder(encoder=whole.encoder)
+    with pytest.raises(ValueError, match="put together by hand"):
+        mae.save(by_hand, tmp_path / "other.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.safetensors"]
 
 
 @pytest.fixture

@@ -194,6 +194,23 @@ def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -
         raise MAEError(f"{path} cannot be written: {error}") from error
 
 
+def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = None) -> None:
+    """Write a model as a file that says what it is, which `mae.load` and every command read.
+
+    For loops of your own: a run does so by itself, and tells its recipe and images too.
+
+    Args:
+        model: a masked autoencoder, an encoder alone or a classifier, in any mode, on any device.
+        path: the file, such as `mine.safetensors`; one that is there is replaced.
+        licence: the terms its weights come under, where they have any.
+
+    Raises:
+        ValueError: the model was put together by hand and has no configuration.
+        MAEError: it cannot be written; nothing half-written is left.
+    """
+    save_model(model, Path(path), model_metadata(model, licence=licence, probe=probe_of(model)))
+
+
 def is_own(path: Path) -> bool:
     """Whether this package wrote a file, which may have lost its record since; False where it cannot be read."""
     try:
