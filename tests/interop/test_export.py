@@ -118,11 +118,9 @@ def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch
     assert "out is there already" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mae_vit_tiny_patch16", "mae_vit_base_patch16_dec512d8b"])
-def test_named_sizes_go_out_and_come_back(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = create_model(name, **STATISTICS).eval()
+def test_a_named_size_goes_out_as_it_is(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # benchmarks/exports.py does it with every one, and takes them in again
+    model = create_model("mae_vit_tiny_patch16", **STATISTICS).eval()
     for form in ("timm", "hf-vitmae"):
         folder = tmp_path / form
         folder.mkdir()
