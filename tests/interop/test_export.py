@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import pytest
@@ -179,6 +180,15 @@ def test_what_cannot_be_proved_is_not_exported(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="--to timm needs timm: pip install timm"):
         export_model(path, to="timm", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["timm", "official", "onnx", "torch-export"])  # each written by another library
+def test_a_full_disk_is_said_and_nothing_is_left(form: str, disk: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, tiny_model(**SQUARE))
+    (disk / "wall").write_bytes(bytes(disk_usage(disk).free - 20_000))
+    with pytest.raises(MAEError, match=r"out cannot be written: .*No space left on device"):
+        export_model(path, to=form, out=disk / "out")
+    assert [found.name for found in disk.iterdir()] == ["wall"]
 
 
 def test_an_encoder_alone_has_no_decoder_to_export(tmp_path: Path) -> None:

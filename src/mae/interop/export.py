@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -90,7 +91,7 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
         proof = {"form": to, "differences": differences, "tolerance": TOLERANCE, "versions": versions()}
         records.write_json(beside / PROOF, proof)
         beside.replace(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise MAEError(f"{out} cannot be written: {error}") from error
     finally:
         if beside is not None:

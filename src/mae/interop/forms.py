@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mae.errors import UsageError
-from mae.interop.graphs import TRACED_BATCH, FeatureGraph, PredictionGraph, write_onnx, write_program
+from mae.interop.graphs import TRACED_BATCH, FeatureGraph, PredictionGraph, write_onnx, write_program, write_whole
 from mae.interop.outgoing import hf_tensors, official_tensors
 from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
@@ -228,7 +228,8 @@ def check_official(model: PretrainedEncoder) -> None:
 def write_official(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
     """What the official code reads with --finetune; sizes and statistics, which it does not read, lie beside it."""
     config = _config_of(model)
-    torch.save({"model": official_tensors(model)}, folder / OFFICIAL_FILE)
+    tensors = {"model": official_tensors(model)}
+    write_whole(folder / OFFICIAL_FILE, lambda held: torch.save(tensors, held))
     told: dict[str, Any] = {
         "image_size": list(config.img_size),
         "num_attention_heads": config.num_heads,

@@ -1,8 +1,9 @@
 """A model as a graph that runs without this package: ONNX, and PyTorch's own exported programs."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,18 @@ def write_onnx(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, facts
 def write_program(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
     """A graph as a file of `torch.export.save` for batches of any size; see `write_onnx`."""
     program = torch.export.export(graph, (), dict(inputs), dynamic_shapes=_any_batch(inputs))
-    torch.export.save(program, path)
+    write_whole(path, lambda held: torch.export.save(program, held))
+
+
+def write_whole(path: Path, save: Callable[[BytesIO], object]) -> None:
+    """What PyTorch saves, by way of memory: where a disk is full its own writing ends the process.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    held = BytesIO()
+    save(held)
+    path.write_bytes(held.getbuffer())
 
 
 def _any_batch(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
