@@ -89,6 +89,23 @@ def test_the_whole_predicts_what_an_order_hides(decoder: str, tmp_path: Path) ->
     assert export._difference(answers_of(model, other)["prediction"], answers_of(model, inputs)["prediction"]) > 1e-3
 
 
+@pytest.mark.parametrize("form", ["onnx-mae", "hf-vitmae"])
+def test_as_many_patches_are_seen_as_in_pretraining(form: str, tmp_path: Path) -> None:
+    model = tiny_model(**SHALLOW, img_size=20, mask_ratio=0.8, **STATISTICS).eval()  # 25 * (1 - 0.8) is below 5
+    FORMS[form].write(model, tmp_path, None)
+    inputs = export._inputs(model)
+    found = ANSWERS[form](tmp_path, inputs)["prediction"]
+    mask = torch.ones(inputs["order"].shape).scatter(1, inputs["order"][:, :5], 0)
+    assert model.plan(inputs["images"]).visible.shape[1] == 5
+    with torch.no_grad():
+        assert_same({"prediction": found}, {"prediction": model(inputs["images"], mask=mask).pred})
+    if form == "onnx-mae":
+        assert (
+            onnxruntime.InferenceSession(str(tmp_path / ONNX_FILE)).get_modelmeta().custom_metadata_map["visible"]
+            == "5"
+        )
+
+
 def test_weights_of_many_bytes_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mae.interop.graphs._LARGE", 1000)
     model = tiny_model(**SHALLOW, img_size=16).eval()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mae.interop.forms import OFFICIAL_FILE, ONNX_FILE, PROGRAM_FILE
-from mae.interop.graphs import FeatureGraph, plan_of_order
+from mae.interop.graphs import FeatureGraph, num_visible, plan_of_order
 from mae.interop.opening import open_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -60,11 +60,14 @@ def of_hf_vitmae(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
     """transformers' ViTMAE with the same patches hidden; its tokens with none."""
     transformers: Any = import_module("transformers")
     model = transformers.ViTMAEForPreTraining.from_pretrained(str(folder)).eval()
+    num_tokens = inputs["order"].shape[1]
+    # It rounds down what is a hair below a whole number, 10 * (1 - 0.9) say; half a token more, and the count is ours.
+    model.config.mask_ratio = 1 - (num_visible(model.config.mask_ratio, num_tokens) + 0.5) / num_tokens
     output = model(pixel_values=inputs["images"], noise=inputs["order"].argsort(dim=1).float())
     (gradient,) = torch.autograd.grad(output.loss, model.vit.embeddings.patch_embeddings.projection.weight)
     model.config.mask_ratio = 0.0
     with torch.no_grad():
-        places = torch.arange(inputs["order"].shape[1]).expand_as(inputs["order"]).float()
+        places = torch.arange(num_tokens).expand_as(inputs["order"]).float()
         tokens = model.vit(pixel_values=inputs["images"], noise=places).last_hidden_state
     return {"tokens": tokens, "prediction": output.logits, "loss": output.loss, "gradient": gradient.flatten(1)}
 

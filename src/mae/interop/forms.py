@@ -11,7 +11,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mae.errors import UsageError
-from mae.interop.graphs import TRACED_BATCH, FeatureGraph, PredictionGraph, write_onnx, write_program, write_whole
+from mae.interop.graphs import (
+    TRACED_BATCH,
+    FeatureGraph,
+    PredictionGraph,
+    num_visible,
+    write_onnx,
+    write_program,
+    write_whole,
+)
 from mae.interop.outgoing import hf_tensors, official_tensors
 from mae.models.classifier import ImageClassifier
 from mae.models.config import ModelConfig
@@ -280,7 +288,7 @@ def write_onnx_predictions(model: PretrainedEncoder, folder: Path, licence: str 
     assert isinstance(model, MaskedAutoencoder)
     config = _config_of(model)
     order = torch.arange(config.num_tokens).expand(TRACED_BATCH, -1).contiguous()
-    facts = _facts(model, licence) | {"visible": str(int(config.num_tokens * (1 - config.mask_ratio)))}
+    facts = _facts(model, licence) | {"visible": str(num_visible(config.mask_ratio, config.num_tokens))}
     write_onnx(PredictionGraph(model), _example(config) | {"order": order}, folder / ONNX_FILE, facts)
     _write_preprocessing(config, folder)
 

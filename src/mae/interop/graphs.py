@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from mae.masking.random import RandomMasking
 from mae.models.classifier import ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -68,9 +69,14 @@ class PredictionGraph(nn.Module):
         return {"prediction": model.decoder(model.maps(images, plan), plan, model.config.grid)}
 
 
+def num_visible(mask_ratio: float, num_tokens: int) -> int:
+    """How many tokens a ratio leaves visible, as in pre-training."""
+    return RandomMasking(ratio=mask_ratio).num_visible((num_tokens,))
+
+
 def plan_of_order(order: Int64[Tensor, "B N"], mask_ratio: float) -> MaskPlan:
-    """The mask by which the first tokens of an order stay visible, as many as a ratio leaves in transformers' count."""
-    count = int(order.shape[1] * (1 - mask_ratio))
+    """The mask by which the first tokens of an order stay visible."""
+    count = num_visible(mask_ratio, order.shape[1])
     visible = order[:, :count]
     hidden = torch.ones_like(order, dtype=torch.bool).scatter(1, visible, False)
     return MaskPlan(visible=visible, predicted=order[:, count:], hidden=hidden)
