@@ -108,6 +108,7 @@ def shortened(args: list[str]) -> list[str]:
     return [*args, "--steps", "2", "--batch-size", "4", "--device", "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", as_pages(mae_commands), ids=lambda page: page.name)
 def test_commands_run(page: Path, somewhere: Path, capsys: pytest.CaptureFixture[str]):
     make_what_it_names(page)

@@ -5,6 +5,7 @@ import pytest
 from mae.cli import main
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_it_reached(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -22,6 +22,7 @@ from mae.records import read_json
 from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
 LENGTHS: dict[str, Any] = {**TINY, "epochs": 2.0, "mask_warmup": 1.0, "finetune_epochs": 0.0}
 
 

@@ -24,6 +24,7 @@ from mae.models import zoo
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_with_report
 
+pytestmark = pytest.mark.slow
 TRAINED = Told(num_heads=4, decoder_num_heads=4)
 TOLD = Told(**HEADS, norm_pix_loss=True)
 

@@ -207,6 +207,7 @@ def test_weights_of_others_begin_a_run(tmp_path: Path):
     assert all(torch.equal(tensor, began[name]) for name, tensor in model.encoder.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_and_plans_with_them(weights: Path, capsys: pytest.CaptureFixture[str]):
     options = {"source": "builtin:digits", "init_from": str(weights), "batch_size": 16, "epochs": 20.0}
     asked = recipe_config("default").override(options)
