@@ -80,6 +80,8 @@ def archive(path: Path, **changes: Any) -> Path:
     """The archive that torch.save wrote, entry by entry, with other bytes or compression."""
     with zipfile.ZipFile(path) as old:
         entries = [(entry.filename, old.read(entry)) for entry in old.infolist()]
+    others = changes.get("instead", {})
+    entries = [(name, others.get(name.partition("/")[2], content)) for name, content in entries]
     entries += changes.get("more", [])
     with zipfile.ZipFile(path, "w", changes.get("method", zipfile.ZIP_STORED)) as new:
         for name, content in entries:
@@ -102,6 +104,33 @@ def test_archives_that_torch_would_not_write_are_refused(
 ) -> None:
     with pytest.raises(MAEError, match=says):
         read_foreign(archive(saved(tmp_path / "w.pth", tensors), **changes))
+
+
+KEYS: dict[str, Callable[[int], bytes]] = {
+    "deep": lambda times: b"K\x01" + b"\x85" * times,  # tuples of one value, in each other
+    "shared": lambda times: b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(times)),
+    "many": lambda times: b"(" + b"K\x01" * 5000 + b"tq\x00K\x01s" + b"h\x00K\x01s" * times + b"h\x00",
+}
+"""Of a dictionary: each takes longer to hash than it is to read, or ends the process."""
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["archive", "before 2020"])
+@pytest.mark.parametrize(("key", "times"), [("deep", 200_000), ("shared", 40), ("many", 10_000)])
+def test_keys_that_nobody_could_hash_are_refused(key: str, times: int, legacy: bool, tmp_path: Path) -> None:
+    path, content = tmp_path / "w.pth", b"\x80\x02}" + KEYS[key](times) + b"K\x01s."
+    if legacy:
+        before = tmp_path / "before.pth"
+        torch.save({}, before, _use_new_zipfile_serialization=False)
+        path.write_bytes(before.read_bytes().replace(pickle.dumps({}, protocol=2), content))
+    else:
+        archive(saved(path, {}), instead={"data.pkl": content})
+    with pytest.raises(MAEError, match="tuples are nested or repeated beyond what any checkpoint needs"):
+        read_foreign(path)
+
+
+def test_usual_keys_are_read(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    beside = {(1, ("a", 2)): (3, tuple(map(str, range(1000)))), "betas": [(0.9, 0.95)] * 2000, 5: {(): ((),)}}
+    assert read_foreign(saved(tmp_path / "w.pth", {"model": tensors, "meta": beside})).tensors.keys() == tensors.keys()
 
 
 def safetensors(path: Path, header: str | bytes, data: bytes = b"", *, length: int | None = None) -> Path:
@@ -170,9 +199,21 @@ def test_values_that_are_not_finite_are_refused(tensors: dict[str, Tensor], tmp_
         read_foreign(saved(tmp_path / "w.pth", tensors))
 
 
+def test_values_beyond_float32_are_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    tensors["mask_token"] = torch.full((1, 1, 16), 1e300, dtype=torch.float64)
+    with pytest.raises(MAEError, match=r"'mask_token' holds values that are not finite"):
+        read_foreign(saved(tmp_path / "w.pth", tensors))
+
+
+def test_numbers_of_four_bits_are_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    four = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    with pytest.raises(MAEError, match=r"'norm.weight' is of torch.float4_e2m1fn_x2; expected plain floating point"):
+        read_foreign(saved(tmp_path / "w.pth", {**tensors, "norm.weight": four}))
+
+
 WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "kernel of rank 2": ({"patch_embed.proj.weight": torch.zeros(24, 48)}, "no vision transformer"),
-    "kernel of another width": ({"patch_embed.proj.weight": torch.zeros(25, 3, 4, 4)}, "its encoder.s 1.92 times"),
+    "kernel of another width": ({"patch_embed.proj.weight": torch.zeros(25, 3, 4, 4)}, "cls_token has shape"),
     "positions of rank 2": ({"pos_embed": torch.zeros(17, 24)}, r"pos_embed has shape \(17, 24\)"),
     "positions of no grid": ({"pos_embed": torch.zeros(1, 14, 24)}, "no square number of them"),
     "positions of another width": ({"pos_embed": torch.zeros(1, 17, 20)}, "expected"),

@@ -7,10 +7,11 @@ class beside them: `argparse.Namespace`, in which the official code keeps its op
 import argparse
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,15 +19,22 @@ from torch import Tensor
 
 from mae import records
 from mae.errors import MAEError, UsageError
+from mae.interop.pickles import check_pickle
 from mae.models.storage import check_header
 
 CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
-_INDEX = ".index.json"
+_INDEX, _PICKLED = ".index.json", ".pkl"
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
 _MOST_TIMES = 2
 """The bytes of tensors over those of their files: some share their values."""
-_MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS = 20_000, 64 << 20, 1024
+_MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS, _MOST_NAMED = 20_000, 64 << 20, 1024, 5
+_FLOATS = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+)  # fmt: skip
+_OLD_PICKLES = 5
+"""A file of the form before 2020 begins with so many: its kind, version, system, what is in it, its storages."""
 _SAFETENSORS_HEADER = 8  # bytes of its length, before the brace
 _EXPECTED = "expected safetensors or a file of torch.save"
 
@@ -128,6 +136,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     archived = _check_archive(path)
+    if not archived:
+        with path.open("rb") as file:
+            for _ in range(_OLD_PICKLES):
+                _check_pickle(path, file)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
@@ -158,16 +170,32 @@ def _check_archive(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (OSError, zipfile.BadZipFile) as error:
+            _check_entries(path, entries)
+            for entry in entries:
+                if entry.filename.endswith(_PICKLED):
+                    with archive.open(entry) as file:
+                        _check_pickle(path, BytesIO(file.read()))
+    except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
         raise MAEError(f"{path} cannot be read as an archive: {error}; get it anew") from error
+    return True
+
+
+def _check_pickle(path: Path, file: BinaryIO) -> None:
+    try:
+        check_pickle(file)
+    except MAEError as error:
+        raise MAEError(f"{path} cannot be read: {error}") from error
+
+
+def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse an archive that torch.save would not write, or whose pickles are longer than any checkpoint's."""
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise MAEError(f"{path} holds compressed entries, which torch.save does not write; get the file anew")
     if len({entry.filename for entry in entries}) < len(entries):
         raise MAEError(f"{path} holds two entries of one name; get the file anew")
-    pickled = max((entry.file_size for entry in entries if entry.filename.endswith(".pkl")), default=0)
+    pickled = sum(entry.file_size for entry in entries if entry.filename.endswith(_PICKLED))
     if pickled > _MOST_PICKLED:
         raise MAEError(f"{path} holds {pickled:,} bytes beside its tensors; at most {_MOST_PICKLED:,} are read")
-    return True
 
 
 def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
@@ -178,9 +206,10 @@ def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
             tensors = {key: value for key, value in held.items() if isinstance(key, str) and isinstance(value, Tensor)}
             if tensors:
                 return tensors
-    there = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+    names = [name for name in found if isinstance(name, str)] if isinstance(found, Mapping) else []
+    there = ", ".join(map(records.shown, names[:_MOST_NAMED])) or type(found).__name__
     raise UsageError(
-        f"{path} holds no weights that can be told ({there[:200]}); expected tensors by name, alone or under "
+        f"{path} holds no weights that can be told ({there}); expected tensors by name, alone or under "
         f"{' or '.join(map(repr, _CONTAINERS))}"
     )
 
@@ -191,12 +220,14 @@ def _checked(path: Path, tensors: Mapping[str, Tensor], *, room: int) -> dict[st
         raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
     floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
     for name, tensor in floats.items():
+        if tensor.dtype not in _FLOATS:
+            raise MAEError(f"{path}: tensor {records.shown(name)} is of {tensor.dtype}; expected plain floating point")
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.numel() == 0:
             raise MAEError(f"{path}: tensor {records.shown(name)} holds no plain values; get the file anew")
     # A view may claim any size over a few bytes.
     if (claimed := sum(tensor.numel() * tensor.element_size() for tensor in floats.values())) > room:
         raise MAEError(f"{path} claims {claimed:,} bytes of tensors, far more than it has; get the file anew")
     for name, tensor in floats.items():
-        if not bool(tensor.isfinite().all()):
+        if not bool(tensor.float().isfinite().all()):  # as they will be
             raise MAEError(f"{path}: tensor {records.shown(name)} holds values that are not finite; get the file anew")
     return floats
