@@ -274,3 +274,12 @@ def test_a_library_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch: pyt
 def test_layouts_can_be_told_apart() -> None:
     signs = [layout.sign for layout in LAYOUTS]
     assert not any(one != other and one.endswith(f".{other}") for one in signs for other in signs)
+
+
+@pytest.mark.parametrize("told", [None, True])
+def test_a_decoder_that_answers_no_number_is_refused(told: bool | None, tmp_path: Path) -> None:
+    tensors = official(tiny_model(img_size=16))
+    tensors["decoder_embed.weight"] = torch.full_like(tensors["decoder_embed.weight"], 3e38)
+    path = saved(tmp_path / "w.pth", tensors)
+    with pytest.raises(MAEError, match="with nan of the error of their mean colour"):
+        load_foreign(path, told=Told(**HEADS, norm_pix_loss=told))

@@ -1,5 +1,6 @@
 """Weights of others: what comes in is the same model, and what was changed on its way is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTMAEForPreTraining
 
 from mae.bench.peer import make_peer, peer_noise
+from mae.errors import MAEError, UsageError
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -177,3 +179,73 @@ def test_timms_folder_tells_sizes_statistics_and_licence(cls: bool, tmp_path: Pa
     assert_close(loaded.encode(images).patches, expected[:, int(cls) :], rtol=1e-5, atol=1e-5)
     if not cls:
         assert loaded.encode(images).cls is None
+
+
+def described(folder: Path, **changes: Any) -> None:
+    """A folder as transformers writes it, with other entries in its configuration."""
+    ViTMAEForPreTraining.save_pretrained(make_peer(tiny_model(img_size=16).eval()), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_size": 16, **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 3_000_000},
+        {"attn_implementation": "kernels-community/flash-attn"},
+        {"_name_or_path": "/", "dtype": "float16", "auto_map": {"AutoModel": "evil.Model"}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_entries_of_a_configuration_that_name_no_size_go_unheard(changes: dict[str, Any], tmp_path: Path) -> None:
+    described(tmp_path, image_size=[16, 16], **changes)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    _, report = load(tmp_path, Told())
+    assert "answers as the model of transformers does" in report.line()
+
+
+def test_a_configuration_of_other_sizes_is_refused_before_they_are_made(tmp_path: Path) -> None:
+    described(tmp_path, intermediate_size=1_000_000_000)
+    with pytest.raises(MAEError, match="config.json has another intermediate_size than its tensors"):
+        load(tmp_path, Told())
+
+
+def test_a_divided_model_needs_no_more_than_its_map(tmp_path: Path) -> None:
+    described(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "part.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"any": "part.safetensors"}}))
+    _, report = load(tmp_path, Told())
+    assert "answers as the model of transformers does" in report.line()
+
+
+@pytest.mark.parametrize("side", [-16, 0])
+def test_images_of_no_size_are_refused(side: int, tmp_path: Path) -> None:
+    tensors = official(tiny_model(img_size=16))
+    path = saved(tmp_path / "w.pth", as_checkpoint(tensors, input_size=side, norm_pix_loss=True))
+    with pytest.raises(UsageError, match=f"image size {side}x{side} is not a multiple"):
+        load(path, Told(**HEADS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mlp_ratio": 8 / 3, "embed_dim": 48, "decoder_embed_dim": 32},
+        {"mlp_ratio": 1.3, "embed_dim": 36, "decoder_embed_dim": 28},
+    ],
+    ids=["8/3", "1.3"],
+)
+def test_widths_that_were_rounded_down_come_in(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(img_size=16, num_heads=2, decoder_num_heads=2, **changes)
+    path = saved(tmp_path / "w.pth", official(model))
+    loaded, _ = load(path, Told(num_heads=2, decoder_num_heads=2, norm_pix_loss=True))
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], tensor), key
+
+
+def test_a_quotient_that_was_rounded_off_comes_in(tmp_path: Path) -> None:
+    sizes = {**TIMM_VIT, "embed_dim": 336, "depth": 1, "num_heads": 2, "mlp_ratio": 816.5 / 336}
+    vit = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=0)
+    assert len(vit.state_dict()["blocks.0.mlp.fc1.weight"]) == 816 and int(336 * (816 / 336)) == 815
+    loaded, _ = load(saved(tmp_path / "w.pth", vit.state_dict()), Told(num_heads=2, trained_size=(32, 48)))
+    assert loaded.encoder.state_dict()["blocks.0.mlp.fc1.weight"].shape == (816, 336)

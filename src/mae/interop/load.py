@@ -1,6 +1,7 @@
 """A model from weights that others wrote."""
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import torch
@@ -97,9 +98,9 @@ def _seen_target(path: Path, model: MaskedAutoencoder, kind: bool | None) -> tup
     """What photographs tell: whether the target standardises patches, and how well it is predicted."""
     shares = photograph_shares(model)
     if kind is None:
-        kind = min(shares, key=lambda name: shares[name])
+        kind = min(shares, key=lambda name: (isnan(shares[name]), shares[name]))
     note = f"predicts {_TARGETS[kind]} of photographs with {shares[kind]:.2f} of the error of their mean colour"
-    if shares[kind] >= 1:
+    if not shares[kind] < 1:  # nor may it be NaN
         raise MAEError(
             f"{path}: the model {note} (as {_TARGETS[not kind]} {shares[not kind]:.2f}), so it was changed on its way "
             "here (order of queries, keys and values, heads, positions), has another target (--norm-pix-loss) or was "

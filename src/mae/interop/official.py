@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, nextafter
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ def _config(
             f"its encoder has positions for a grid of {_by(places.grid)}, its decoder for {_by(theirs.grid)}"
         )
     width, channels, *patch = encoder["patch_embed.proj.weight"].shape
-    depth, ratio = _depth(encoder, "blocks."), _mlp_ratio(encoder, "blocks.0.", width)
+    depth, ratio = _depth(encoder, "blocks."), _mlp_ratio(encoder, decoder)
     options: dict[str, Any] = {
         "img_size": [side * p for side, p in zip(places.grid, patch, strict=True)],
         "patch_size": patch,
@@ -202,16 +203,14 @@ def _config(
         "pos_embed": "sincos2d" if {places.kind, (theirs or places).kind} == {"sincos2d"} else "learned",
     }
     if decoder:
-        options |= _decoder_options(decoder, ratio, told, notes)
+        options |= _decoder_options(decoder, told, notes)
     given = {name: getattr(told, name) for name in ("norm_pix_loss", "mask_ratio", "norm_eps", "mean", "std")}
     return ModelConfig.from_json(options | {name: value for name, value in given.items() if value is not None})
 
 
-def _decoder_options(decoder: Mapping[str, Tensor], ratio: float, told: Told, notes: list[str]) -> dict[str, Any]:
+def _decoder_options(decoder: Mapping[str, Tensor], told: Told, notes: list[str]) -> dict[str, Any]:
     width = _shape(decoder, "decoder_embed.weight", 2)[0]
     depth = _depth(decoder, "decoder_blocks.")
-    if (own := _mlp_ratio(decoder, "decoder_blocks.0.", width)) != ratio:
-        raise MAEError(f"its decoder's MLPs are {own:g} times as wide as its tokens, its encoder's {ratio:g} times")
     heads = _heads("decoder_num_heads", told.decoder_num_heads, width, depth, notes)
     return {"decoder_embed_dim": width, "decoder_depth": depth, "decoder_num_heads": heads}
 
@@ -223,8 +222,21 @@ def _depth(tensors: Mapping[str, Tensor], prefix: str) -> int:
     return len(numbers)
 
 
-def _mlp_ratio(tensors: Mapping[str, Tensor], block: str, width: int) -> float:
-    return _shape(tensors, f"{block}mlp.fc1.weight", 2)[0] / width
+def _mlp_ratio(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> float:
+    """How many times MLPs are wider than tokens, in both: the least that gives these widths, rounded down."""
+    sizes = [_shape(encoder, "blocks.0.mlp.fc1.weight", 2)]
+    if decoder:
+        sizes.append(_shape(decoder, "decoder_blocks.0.mlp.fc1.weight", 2))
+    ratio = max(hidden / width for hidden, width in sizes)
+    while any(int(width * ratio) < hidden for hidden, width in sizes):  # what a division rounded off
+        ratio = nextafter(ratio, inf)
+    if any(int(width * ratio) != hidden for hidden, width in sizes):
+        (hidden, width), (own_hidden, own_width) = sizes
+        raise MAEError(
+            f"its decoder's MLPs are {own_hidden / own_width:g} times as wide as its tokens, its encoder's "
+            f"{hidden / width:g} times"
+        )
+    return ratio
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str, rank: int) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from math import inf, prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +35,8 @@ _MOST_SHOWN = 200
 _ARCHITECTURE = "architecture"
 _OWN = ("num_heads", "qkv_bias", "act_layer")
 """Arguments of timm's that shapes do not tell."""
+_OWN_HF = ("num_attention_heads", "hidden_act", "layer_norm_eps", "qkv_bias")
+"""Likewise of transformers'."""
 
 Answer = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B ..."]]
 """What leaves the last norm, or a classifier's logits."""
@@ -77,7 +78,7 @@ def prove_encoder(foreign: Foreign, named: Named, model: PretrainedEncoder, *, i
     try:
         with torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             theirs = (
-                _of_transformers(foreign.path, config, kind, table)
+                _of_transformers(foreign, config, kind, table)
                 if is_hf
                 else _of_timm(foreign, named, config, kind, table)
             )
@@ -141,27 +142,43 @@ def _of_timm(foreign: Foreign, named: Named, config: ModelConfig, kind: torch.dt
     return model.forward_features if classes is None else model
 
 
-def _of_transformers(path: Path, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Answer:
-    """The folder as transformers reads it; its ViTMAE is told to hide nothing and to keep the order of patches."""
+def _of_transformers(foreign: Foreign, config: ModelConfig, kind: torch.dtype, table: Tensor | None) -> Answer:
+    """transformers' model with the tensors as they came; its ViTMAE is told to hide nothing and to keep the order.
+
+    Of `config.json` only what shapes do not tell is handed over: other entries could ask for any memory, or for code.
+    """
     transformers: Any = import_module("transformers")
-    folder, log = str(path if path.is_dir() else path.parent), transformers.logging
+    sizes = {
+        "hidden_size": config.embed_dim,
+        "num_hidden_layers": config.depth,
+        "intermediate_size": int(config.embed_dim * config.mlp_ratio),
+        "image_size": list(config.img_size),
+        "patch_size": list(config.patch_size),
+        "num_channels": config.in_chans,
+    }
+    told = {name: foreign.config.get(name, size) for name, size in sizes.items()}
+    of_square = {name: [told[name]] * 2 for name in ("image_size", "patch_size") if isinstance(told[name], int)}
+    if wrong := [name for name, size in sizes.items() if (told | of_square)[name] != size]:
+        raise ValueError(f"its config.json has another {' and '.join(wrong)} than its tensors")
+    own = {name: foreign.config[name] for name in _OWN_HF if name in foreign.config}
+    is_mae, log = foreign.config["model_type"] == "vit_mae", transformers.logging
+    described = (transformers.ViTMAEConfig if is_mae else transformers.ViTConfig)(**sizes, **own)
     verbosity = log.get_verbosity()
     log.set_verbosity_error()  # it would list the decoder's tensors, which its encoder does not have
     try:
-        described = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if (described.hidden_size, described.num_hidden_layers) != (config.embed_dim, config.depth):
-            raise ValueError("its config.json has other sizes than its tensors")
-        if described.model_type == "vit_mae":
-            model = transformers.ViTMAEModel.from_pretrained(folder, local_files_only=True)
+        tensors = {"config": described, "state_dict": dict(foreign.tensors)}
+        if is_mae:
+            model = transformers.ViTMAEModel.from_pretrained(None, **tensors)
         else:
-            model = transformers.ViTModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
+            model = transformers.ViTModel.from_pretrained(None, **tensors, add_pooling_layer=False)
     finally:
         log.set_verbosity(verbosity)
     model = model.to(kind).eval()
     if table is not None:
-        model.embeddings.position_embeddings.data[:, 1:] = table
+        positions = model.embeddings.position_embeddings
+        positions.data = torch.cat([positions.data[:, :1], table.to(kind).unsqueeze(0)], dim=1)
     order: dict[str, Tensor] = {}
-    if described.model_type == "vit_mae":
+    if is_mae:
         model.config.mask_ratio = 0.0
         order["noise"] = torch.linspace(0, 1, config.num_tokens).expand(_IMAGES, -1)
     return lambda images: model(pixel_values=images, **order).last_hidden_state

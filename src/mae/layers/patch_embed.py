@@ -15,7 +15,7 @@ def patch_grid(height: int, width: int, patch_size: tuple[int, int]) -> Grid:
         UsageError: a side is not a positive multiple of the patch; the nearest sizes are named.
     """
     size = (height, width)
-    if any(side == 0 or side % patch != 0 for side, patch in zip(size, patch_size, strict=True)):
+    if any(side <= 0 or side % patch != 0 for side, patch in zip(size, patch_size, strict=True)):
         below = "x".join(str(max(1, side // p) * p) for side, p in zip(size, patch_size, strict=True))
         above = "x".join(str(max(1, -(-side // p)) * p) for side, p in zip(size, patch_size, strict=True))
         nearest = below if below == above else f"{below} or {above}"
