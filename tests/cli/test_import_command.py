@@ -59,6 +59,30 @@ def test_a_whole_model_comes_in_and_is_one_of_ours(typed: Path, capsys: pytest.C
     assert main(words) == 2 and "is there already; give --out another name" in capsys.readouterr().err
 
 
+def test_a_folder_with_something_in_it_is_left_alone(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["import", "full.pth", *HEADS, "--norm-pix-loss", "True", "--no-photographs", "--out"]
+    (typed / "run" / "checkpoints").mkdir(parents=True)
+    for there in ("run", "full.pth"):
+        assert main([*words, there]) == 2
+        assert f"{there} is there already; give --out another name" in capsys.readouterr().err
+    assert [path.name for path in (typed / "run").iterdir()] == ["checkpoints"]
+    (typed / "empty").mkdir()
+    assert main([*words, "empty"]) == 0 and (typed / "empty" / "model.safetensors").exists()
+
+
+def test_a_model_that_cannot_be_read_again_is_not_left(
+    typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mae.interop.proof.find_spec", lambda name: None)  # timm would see it
+    tensors = official(tiny_model(img_size=16))
+    tensors["cls_token"] = torch.full((1, 1, 24), 3e38)
+    tensors["pos_embed"][:, 0] = 3e38  # their sum is infinite
+    saved(typed / "w.pth", {name: t for name, t in tensors.items() if not name.startswith(("decoder", "mask_token"))})
+    for out in ("mine", "mine.safetensors"):
+        assert main(["import", "w.pth", *HEADS[:2], "--out", out]) == 1
+        assert "finite" in capsys.readouterr().err and not (typed / out).exists()
+
+
 def test_an_encoder_alone_can_be_evaluated_and_not_drawn_with(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["import", "encoder.pth", "--out", "encoder.safetensors", *HEADS[:2]]
     statistics = ["--mean", "0.5", "0.5", "0.5", "--std", "0.3", "0.3", "0.3"]

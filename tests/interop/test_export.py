@@ -1,6 +1,10 @@
 """Models that go out: what the library answers is what the model answers, and what would not is never written."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -233,4 +237,19 @@ def test_the_card_tells_what_the_run_says_and_no_more(tmp_path: Path, monkeypatc
     other = create_model("mae_vit_lesson_patch4", **STATISTICS)
     assert "None are recorded" in model_card(other, report, **told)  # those of other weights are not its own
     hostile = model_card(model, report, **{**told, "licence": "MIT\nlibrary_name: evil | <b>"})
+    assert "Licence of the weights: MIT library_name: evil \\| &lt;b>." in hostile
     assert "license: other\n" in hostile and "library_name: evil" not in hostile.split("# ")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there processes are ended without being asked")
+def test_an_export_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    path, out = written(tmp_path, tiny_model(**SQUARE)), tmp_path / "folder" / "out"
+    words = ["export", str(path), "--to", "timm", "--out", str(out)]
+    started = subprocess.Popen([sys.executable, "-m", "mae", *words], stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (out.parent.exists() and any(out.parent.glob(".out.*/config.json"))) and time.monotonic() < until:
+        time.sleep(0.02)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list(out.parent.iterdir()) == []

@@ -101,8 +101,10 @@ def bring_in(
         MAEError: see `open_model`; it could not be written.
     """
     target = out if out.suffix == ".safetensors" else out / "model.safetensors"
-    if target.exists():
-        raise UsageError(f"{target} is there already; give --out another name, or delete it first")
+    is_new = not out.exists()
+    is_free = is_new or (out != target and out.is_dir() and not any(out.iterdir()))
+    if not is_free:  # in the folder of a run it would hide the run's weights
+        raise UsageError(f"{out} is there already; give --out another name, or delete it first")
     if (wanted.mean is None) != (wanted.std is None):
         raise UsageError("--mean and --std go together; give both, or neither")
     if wanted.in_chans is None:  # else the statistics that are told are those of the new channels
@@ -117,7 +119,13 @@ def bring_in(
         probe=probe_of(model),
     )
     save_model(model, target, metadata)
-    return load_with_report(target)[0], report
+    try:
+        return load_with_report(target)[0], report
+    except MAEError:
+        target.unlink()
+        if is_new and out != target:
+            out.rmdir()
+        raise
 
 
 def _as_wanted(model: PretrainedEncoder, wanted: Wanted) -> tuple[PretrainedEncoder, list[str]]:

@@ -189,9 +189,10 @@ def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -
         save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, beside, metadata)
         beside.replace(path)
     except (OSError, SafetensorError) as error:
+        raise MAEError(f"{path} cannot be written: {error}") from error
+    finally:  # also where it was interrupted
         with suppress(OSError):
             beside.unlink()
-        raise MAEError(f"{path} cannot be written: {error}") from error
 
 
 def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = None) -> None:
