@@ -1,6 +1,7 @@
 """Fine-tuned classifiers: head and names come in and go out with the encoder, and answer as timm's model does."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mae.errors import MAEError, UsageError
 from mae.interop import export
 from mae.interop.adapt import rechannelled, resized
 from mae.interop.answer import ANSWERS, answers_of
+from mae.interop.card import model_card
 from mae.interop.forms import FORMS, OFFICIAL_FILE
 from mae.interop.load import load_foreign
 from mae.interop.official import Told
@@ -173,3 +175,22 @@ def test_another_size_and_other_channels_keep_the_head(tmp_path: Path) -> None:
     assert isinstance(other, ImageClassifier)
     with torch.no_grad():
         assert_close(other.logits(grey), model.logits(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+
+
+def test_the_card_of_others_weights_claims_no_masked_autoencoder(tmp_path: Path) -> None:
+    vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, num_classes=4)
+    path = saved(tmp_path / "w.pth", vit.state_dict())
+    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    told: dict[str, Any] = {"path": path, "licence": None, "library": "timm", "usage": "read(it)", "whole": False}
+    card = model_card(model, report, **told)
+    assert "# A vision transformer's encoder" in card and "How it was trained is not said." in card
+    assert "masked" not in card and "without labels" not in card
+    public = replace(report, origin={**report.origin, "imported_from": "official/base, https://, SHA-256 0"})
+    known = model_card(model, public, **told)
+    assert "# The encoder of a masked autoencoder" in known and "trained without labels" in known
+    whole, of_whole = load_foreign(
+        saved(tmp_path / "c.pth", as_checkpoint(theirs().state_dict())), told=Told(num_heads=3, trained_size=(32, 48))
+    )
+    parameters = sum(weight.numel() for weight in whole.encoder.parameters())
+    assert f"| its parameters | {parameters:,} |" in model_card(whole, of_whole, **told)
+    assert f"({parameters:,} parameters)" in of_whole.line()

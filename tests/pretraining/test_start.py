@@ -136,7 +136,7 @@ def test_learned_positions_are_made_for_another_size(tmp_path: Path):
             {"patch_size": (4, 4)},
             r"--patch-size is \(4, 4\), the weights of --init-from are for \(2, 2\); leave it out",
         ),
-        ({"in_chans": 3}, r"are for 1 \('mae import' makes others, with --stem\)"),
+        ({"in_chans": 3}, "are for 1; 'mae import --in-chans 3 --stem mean' makes such weights"),
         ({"cls_token": False}, "--cls-token is False"),
         ({"pos_embed": "learned"}, "are for sincos2d"),
         ({"mlp_ratio": 4.0}, "are for 2.0"),

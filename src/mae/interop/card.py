@@ -9,11 +9,11 @@ from mae.errors import UsageError
 from mae.evaluation.extractors import model_extractor
 from mae.evaluation.finetune import CLASSIFIER_FILE
 from mae.evaluation.run import digest_of
+from mae.interop.catalogue import public_weights
 from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import Classes, LoadReport, classes_of
-from mae.models.summary import summarise
 from mae.records import read_json
 from mae.training.run_folder import RunFolder
 
@@ -49,19 +49,22 @@ def model_card(
     head = {"license": named and named.lower(), "library_name": library}
     decoder = model if whole and isinstance(model, MaskedAutoencoder) else None
     classes = classes_of(model)
-    title = "The encoder of a masked autoencoder" if decoder is None else "A masked autoencoder"
+    is_mae = _is_mae(model, report)
+    encoder = "the encoder of a masked autoencoder" if is_mae else "a vision transformer's encoder"
+    title = encoder.capitalize() if decoder is None else "A masked autoencoder"
     if classes is not None:
-        title = "An image classifier on the encoder of a masked autoencoder"
+        title = f"An image classifier on {encoder}"
     task = "image-feature-extraction" if classes is None else "image-classification"
+    tags = ["masked-autoencoder", task] if is_mae else [task]
     lines = [
         "---",
         *(f"{name}: {value}" for name, value in head.items() if value is not None),
-        f"tags: [masked-autoencoder, {task}]",
+        f"tags: [{', '.join(tags)}]",
         "---",
         "",
         f"# {title}",
         "",
-        *_table("", "", _what(config)),
+        *_table("", "", _what(model, config)),
         *_table("", "", [] if decoder is None else _decoder(config)),
         *_table("", "", [] if classes is None else _head(classes)),
         "## Training",
@@ -72,7 +75,7 @@ def model_card(
         *(_table("protocol, images, features", "top-1", list(_results(model, path))) or ["None are recorded.", ""]),
         "## Limits",
         "",
-        *_limits(config, classes),
+        *_limits(config, classes, is_mae=is_mae),
         "",
         "## Use",
         "",
@@ -80,7 +83,7 @@ def model_card(
         usage,
         "```",
         "",
-        f"Licence of the weights: {licence or _NOT_SAID}.",
+        f"Licence of the weights: {_cell(licence or _NOT_SAID)}.",
         "",
     ]
     return "\n".join(lines)
@@ -101,13 +104,20 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _what(config: ModelConfig) -> Rows:
-    summary = summarise(config)
+def _is_mae(model: PretrainedEncoder, report: LoadReport) -> bool:
+    """Whether the encoder is known to be a masked autoencoder's; others' weights do not tell how they came about."""
+    source = report.origin.get("imported_from")
+    is_known = source is None or str(source).partition(",")[0] in public_weights()
+    return is_known or isinstance(model, MaskedAutoencoder)
+
+
+def _what(model: PretrainedEncoder, config: ModelConfig) -> Rows:
+    parameters = sum(weight.numel() for weight in model.encoder.parameters())
     rows = [
         ("images", f"{config.img_size[0]} x {config.img_size[1]} pixels, {config.in_chans} channels"),
         ("patches", f"{config.patch_size[0]} x {config.patch_size[1]} pixels"),
         ("encoder", f"{config.embed_dim} wide, {config.depth} blocks, {config.num_heads} heads"),
-        ("its parameters", f"{summary.encoder_params:,}"),
+        ("its parameters", f"{parameters:,}"),
         ("channel means", _NOT_SAID if config.mean is None else ", ".join(f"{value:g}" for value in config.mean)),
         ("channel deviations", _NOT_SAID if config.std is None else ", ".join(f"{value:g}" for value in config.std)),
     ]
@@ -189,9 +199,10 @@ def _accuracies(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield from _accuracies(value, f"{name} {key}".strip())
 
 
-def _limits(config: ModelConfig, classes: Classes | None) -> list[str]:
+def _limits(config: ModelConfig, classes: Classes | None, *, is_mae: bool) -> list[str]:
+    trained = "It was trained without labels and" if is_mae else "How it was trained is not said. It"
     lines = [
-        "- It was trained without labels and names no classes; its features need a head of yours."
+        f"- {trained} names no classes; its features need a head of yours."
         if classes is None
         else "- It names one of its classes for every image, also for one that shows none of them.",
         "- What it learned is what its images show. On images of another kind try it before you trust it.",

@@ -65,10 +65,10 @@ _HF_KNOWN = {"model_type": ("vit_mae", "vit"), "hidden_act": ("gelu",)}
 
 
 def licence_beside(foreign: Foreign) -> str | None:
-    """The terms that timm's `config.json` names."""
+    """The terms that timm's `config.json` names, in one line."""
     described = foreign.config.get("pretrained_cfg")
     licence = described.get("license") if isinstance(described, dict) else None
-    return licence if isinstance(licence, str) else None
+    return " ".join(licence.split()) if isinstance(licence, str) else None
 
 
 def overridden(told: Told, by: Told) -> Told:

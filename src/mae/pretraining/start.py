@@ -77,8 +77,13 @@ def as_weights_say(config: PretrainConfig, given: Collection[str], start: Start)
     for name in _FIXED:
         asked, there = getattr(config, name), getattr(weights, name)
         if name in given and asked not in (None, there):
-            flag, other = name.replace("_", "-"), " ('mae import' makes others, with --stem)" * (name == "in_chans")
-            raise UsageError(f"--{flag} is {asked}, the weights of --init-from are for {there}{other}; leave it out")
+            flag = name.replace("_", "-")
+            way = (
+                f"'mae import --in-chans {asked} --stem mean' makes such weights"
+                if name == "in_chans"
+                else "leave it out"
+            )
+            raise UsageError(f"--{flag} is {asked}, the weights of --init-from are for {there}; {way}")
     if "channels" in given and weights.channels not in (None, config.channels):
         known = ",".join(weights.channels)
         raise UsageError(f"--channels differ from those that the weights of --init-from are for ({known})")
