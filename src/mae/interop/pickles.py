@@ -1,6 +1,5 @@
 """What a pickle would take to read, told from its opcodes before anything of it is made."""
 
-import pickle
 import pickletools
 from typing import BinaryIO, NamedTuple
 
@@ -50,7 +49,7 @@ def check_pickle(file: BinaryIO) -> None:
             work += sum(cost.values for cost in made)
             if work > _MOST_WORK or any(cost.deep > _DEEPEST for cost in made):
                 raise MAEError("its tuples are nested or repeated beyond what any checkpoint needs; get the file anew")
-    except (ValueError, IndexError, KeyError, OverflowError, pickle.UnpicklingError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise MAEError("it is damaged, or no file of torch.save") from error
 
 
