@@ -16,9 +16,9 @@ from mae.interop.graphs import (
     FeatureGraph,
     PredictionGraph,
     num_visible,
+    write_by_memory,
     write_onnx,
     write_program,
-    write_whole,
 )
 from mae.interop.outgoing import hf_tensors, official_tensors
 from mae.models.classifier import ImageClassifier
@@ -237,7 +237,7 @@ def write_official(model: PretrainedEncoder, folder: Path, licence: str | None) 
     """What the official code reads with --finetune; sizes and statistics, which it does not read, lie beside it."""
     config = _config_of(model)
     tensors = {"model": official_tensors(model)}
-    write_whole(folder / OFFICIAL_FILE, lambda held: torch.save(tensors, held))
+    write_by_memory(folder / OFFICIAL_FILE, lambda held: torch.save(tensors, held))
     told: dict[str, Any] = {
         "image_size": list(config.img_size),
         "num_attention_heads": config.num_heads,

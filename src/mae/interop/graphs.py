@@ -114,10 +114,10 @@ def write_onnx(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, facts
 def write_program(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
     """A graph as a file of `torch.export.save` for batches of any size; see `write_onnx`."""
     program = torch.export.export(graph, (), dict(inputs), dynamic_shapes=_any_batch(inputs))
-    write_whole(path, lambda held: torch.export.save(program, held))
+    write_by_memory(path, lambda held: torch.export.save(program, held))
 
 
-def write_whole(path: Path, save: Callable[[BytesIO], object]) -> None:
+def write_by_memory(path: Path, save: Callable[[BytesIO], object]) -> None:
     """What PyTorch saves, by way of memory: where a disk is full its own writing ends the process.
 
     Raises:

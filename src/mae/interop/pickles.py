@@ -1,6 +1,7 @@
 """What a pickle would take to read, told from its opcodes before anything of it is made."""
 
 import pickletools
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from mae.errors import MAEError
@@ -19,11 +20,15 @@ class _Cost(NamedTuple):
 _PLAIN, _MARK = _Cost(), None
 
 
-def check_pickle(file: BinaryIO) -> None:
+def check_pickle(path: Path, file: BinaryIO) -> None:
     """Refuse a pickle whose tuples a reader could not hash; the file is left behind its end.
 
     A key of a dictionary is hashed, and of a tuple with all that lies in it: nested deep enough that ends the process,
     and where tuples share their parts a few bytes take hours.
+
+    Args:
+        path: of the file, as messages call it.
+        file: at the beginning of a pickle.
 
     Raises:
         MAEError: tuples nested too deep, too much in them, or no pickle.
@@ -48,9 +53,12 @@ def check_pickle(file: BinaryIO) -> None:
             stack.extend(made)
             work += sum(cost.values for cost in made)
             if work > _MOST_WORK or any(cost.deep > _DEEPEST for cost in made):
-                raise MAEError("its tuples are nested or repeated beyond what any checkpoint needs; get the file anew")
+                raise MAEError(
+                    f"{path} cannot be read: its tuples are nested or repeated beyond what any checkpoint needs; get "
+                    "the file anew"
+                )
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise MAEError("it is damaged, or no file of torch.save") from error
+        raise MAEError(f"{path} cannot be read: it is damaged, or no file of torch.save") from error
 
 
 def _number(argument: object) -> int:

@@ -18,7 +18,7 @@ from mae.errors import MAEError
 from mae.interop.layouts import Named
 from mae.interop.reading import WEIGHTS, Foreign
 from mae.models.classifier import ImageClassifier
-from mae.models.config import ModelConfig
+from mae.models.config import ModelConfig, pair
 from mae.models.pretrained import PretrainedEncoder
 
 TOLERANCE = 1e-7
@@ -152,13 +152,13 @@ def _of_transformers(foreign: Foreign, config: ModelConfig, kind: torch.dtype, t
         "hidden_size": config.embed_dim,
         "num_hidden_layers": config.depth,
         "intermediate_size": int(config.embed_dim * config.mlp_ratio),
-        "image_size": list(config.img_size),
-        "patch_size": list(config.patch_size),
+        "image_size": config.img_size,
+        "patch_size": config.patch_size,
         "num_channels": config.in_chans,
     }
     told = {name: foreign.config.get(name, size) for name, size in sizes.items()}
-    of_square = {name: [told[name]] * 2 for name in ("image_size", "patch_size") if isinstance(told[name], int)}
-    if wrong := [name for name, size in sizes.items() if (told | of_square)[name] != size]:
+    told |= {name: pair(told[name]) for name in ("image_size", "patch_size")}
+    if wrong := [name for name, size in sizes.items() if told[name] != size]:
         raise ValueError(f"its config.json has another {' and '.join(wrong)} than its tensors")
     own = {name: foreign.config[name] for name in _OWN_HF if name in foreign.config}
     is_mae, log = foreign.config["model_type"] == "vit_mae", transformers.logging

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -139,7 +139,7 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     if not archived:
         with path.open("rb") as file:
             for _ in range(_OLD_PICKLES):
-                _check_pickle(path, file)
+                check_pickle(path, file)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
@@ -173,18 +173,10 @@ def _check_archive(path: Path) -> bool:
             _check_entries(path, entries)
             for entry in entries:
                 if entry.filename.endswith(_PICKLED):
-                    with archive.open(entry) as file:
-                        _check_pickle(path, BytesIO(file.read()))
+                    check_pickle(path, BytesIO(archive.read(entry)))
     except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
         raise MAEError(f"{path} cannot be read as an archive: {error}; get it anew") from error
     return True
-
-
-def _check_pickle(path: Path, file: BinaryIO) -> None:
-    try:
-        check_pickle(file)
-    except MAEError as error:
-        raise MAEError(f"{path} cannot be read: {error}") from error
 
 
 def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
