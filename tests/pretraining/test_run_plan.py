@@ -14,6 +14,7 @@ from test_measure import CPU, prepared
 
 from mae.cli.pretrain import parse
 from mae.config import PretrainConfig
+from mae.contention import num_cores
 from mae.data.images import ImageSet
 from mae.errors import UsageError
 from mae.pretraining import plan as planning
@@ -30,6 +31,7 @@ class Machine:
     def __init__(self) -> None:
         self.loader_rate = 400.0
         self.available = 1_000_000
+        self.taken = 0.0
         self.asked: list[int] = []
 
     def measure_steps(self, run: Prepared, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
@@ -44,7 +46,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(planning, "measure_steps", made.measure_steps)
     monkeypatch.setattr(planning, "measure_loading", lambda run, seconds: made.loader_rate)
     monkeypatch.setattr(planning, "available_memory", lambda device: made.available)
+    monkeypatch.setattr(planning.Contention, "look", lambda self: made.taken)
     return made
+
+
+def test_other_processes_on_the_cores_are_told(machine: Machine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planning.torch, "get_num_threads", lambda: num_cores())
+    assert not any("other processes" in line for line in make_plan(prepared(batch_size=40), hours=None).advice)
+    machine.taken = 1.2
+    (told,) = [line for line in make_plan(prepared(batch_size=40), hours=None).advice if "other processes" in line]
+    assert told.startswith("other processes take 1.2 of the ")
 
 
 @pytest.mark.digits

@@ -17,6 +17,7 @@ from mae.training.health import (
     LossSpike,
     NoBetterThanMean,
     Overfitting,
+    SharedCores,
     Sign,
 )
 
@@ -99,6 +100,23 @@ def test_a_jump_of_the_loss_is_told_once(where: int) -> None:
 def test_a_loss_that_stands_still_and_moves_a_little_has_not_jumped() -> None:
     rows = [row(step, loss=0.5 if step < 30 else 0.6) for step in range(1, 40)]
     assert seen(rows, LossSpike()) == []
+
+
+@pytest.mark.parametrize(
+    ("taken", "threads", "told"), [(1.0, 2, True), (0.4, 2, False), (1.0, 1, False), (1.3, 1, True)]
+)
+def test_other_processes_on_the_cores_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, taken: float, threads: int, told: bool
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("mae.training.health.monotonic", lambda: now)
+    sign = SharedCores(lambda: taken, threads=threads, cores=2)
+    found = []
+    for step in range(1, 9):
+        now += 4.0  # seconds: too short a time by itself
+        found += seen([row(step)], sign)
+    assert [step for step, _, _ in found] == ([3] if told else [])
+    assert all(f"other processes take {taken:.1f} of the 2 cores" in text for _, _, text in found)
 
 
 def test_a_gradient_that_grows_is_told_and_told_again_when_it_grows_as_much_again() -> None:

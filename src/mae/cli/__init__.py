@@ -75,6 +75,10 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise UsageError(f"unknown command {args[0]!r}; there are: {', '.join(COMMANDS)}")
+    if not {"-h", "--help"} & set(args):
+        from mae.contention import set_spin_count
+
+        set_spin_count()
     return import_module(COMMANDS[args[0]][0]).run(args[1:])
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from mae.contention import Contention, num_cores
 from mae.data.crops import Crops
 from mae.evaluation.yardsticks import Yardsticks
 from mae.pretraining.parts import num_workers, readable
@@ -24,6 +25,7 @@ from mae.training.health import (
     LossSpike,
     NoBetterThanMean,
     Overfitting,
+    SharedCores,
     Sign,
 )
 from mae.training.log import Observer
@@ -44,6 +46,9 @@ def make_health(prepared: Prepared, trainer: Trainer, yardsticks: Yardsticks, ob
         Overfitting(),
         Collapse(),
     ]
+    if prepared.device.type == "cpu":
+        threads = torch.get_num_threads() * prepared.world.local_size
+        signs.append(SharedCores(Contention().look, threads=threads, cores=num_cores()))
     if yardsticks.mean_of_visible >= NO_YARDSTICK:
         signs.append(NoBetterThanMean(baseline=yardsticks.mean_of_visible, after=learned))
     if yardsticks.zero >= NO_YARDSTICK:

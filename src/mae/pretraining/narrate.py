@@ -1,12 +1,15 @@
 """What a run says of itself: the header before it, the summary after it."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from mae.contention import SPIN_COUNT, WAIT_POLICY
 from mae.data.images import ImageSet
 from mae.evaluation.yardsticks import Yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -145,7 +148,15 @@ def _describe_rate(prepared: Prepared, trainer: Trainer) -> str:
 
 def _describe_compute(prepared: Prepared, trainer: Trainer) -> str:
     compiled = ", compiled" if prepared.config.compile else ""
-    return f"{prepared.device}, {trainer.settings.precision}{compiled}; {num_workers(prepared)} loader process(es)"
+    threads = _describe_threads() if prepared.device.type == "cpu" else ""
+    loading = f"{num_workers(prepared)} loader process(es)"
+    return f"{prepared.device}{threads}, {trainer.settings.precision}{compiled}; {loading}"
+
+
+def _describe_threads() -> str:
+    """How many threads compute, and what the environment says of how they wait for each other."""
+    told = [f"{name}={os.environ[name]}" for name in (WAIT_POLICY, SPIN_COUNT) if name in os.environ]
+    return f", {torch.get_num_threads()} thread(s)" + (f" ({', '.join(told)})" if told else "")
 
 
 def _describe_watching(prepared: Prepared) -> str:

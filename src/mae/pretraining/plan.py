@@ -11,6 +11,7 @@ import torch
 
 from mae import records
 from mae.config import PretrainConfig, as_flags
+from mae.contention import Contention, num_cores
 from mae.data.images import ImageSet
 from mae.errors import UsageError
 from mae.pretraining.measure import (
@@ -32,6 +33,7 @@ from mae.recipes import recipe_config
 from mae.report.console import duration
 from mae.training.device import choose_device, explained_memory_failure
 from mae.training.distributed import World
+from mae.training.health import shared_cores
 from mae.training.run_folder import RunFolder
 
 _USABLE = 0.9
@@ -134,9 +136,10 @@ def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
     images, device, world = prepared.images, prepared.device, prepared.world
     if hours is None:
         check_sense(prepared.config, len(images))  # before any time is spent on it
-    available = available_memory(device)
+    available, contention = available_memory(device), Contention()
     costs = _measure_costs(prepared, floor(_USABLE * available))
     loader_rate = measure_loading(prepared, seconds=_LOADING_SECONDS)
+    taken = contention.look()
     largest_part = fitting_part_size(costs, floor(_USABLE * available))
     if not largest_part and not prepared.config.recompute:
         plan = make_plan(replace(prepared, config=replace(prepared.config, recompute=True)), hours=hours)
@@ -179,6 +182,7 @@ def make_plan(prepared: Prepared, *, hours: float | None) -> Plan:
         advice=(
             *_on_parts(prepared.config, accumulate),
             *_on_pace(pace, num_workers(prepared)),
+            *_on_cores(taken, device),
             *advise(config, model, len(images), epoch_seconds=epoch_seconds),
         ),
         command=command_of(config, images, device, world, prepared.start),
@@ -245,6 +249,11 @@ def _on_pace(pace: Pace, workers: int) -> list[str]:
         else "all cores load already: store the images smaller, or take a machine with more"
     )
     return [f"the model waits for images {pace.data_wait:.0%} of the time; {remedy}"]
+
+
+def _on_cores(taken: float, device: torch.device) -> list[str]:
+    text = shared_cores(taken, threads=torch.get_num_threads(), cores=num_cores())
+    return [text] if text and device.type == "cpu" else []
 
 
 def command_of(

@@ -7,9 +7,14 @@ change nothing, and cost nothing while the device computes: the rows have been r
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
+from time import monotonic
 from typing import Protocol, runtime_checkable
 
+from mae.contention import NOTEWORTHY
 from mae.training.log import LogRow, Observer
+
+_SPARE_CORES = 0.25
+"""What the system itself may take of cores that a run needs."""
 
 
 @runtime_checkable
@@ -154,6 +159,43 @@ class DataWait:
             return None
         self._told = True
         return f"{share:.0%} of the time is spent waiting for images: {self._explain()}"
+
+
+class SharedCores:
+    """Other processes take cores that the run computes on.
+
+    Args:
+        look: cores that others took on average since it was last called.
+        threads: that the run computes with.
+        cores: there are.
+    """
+
+    name = "shared cores"
+    _SECONDS = 10.0
+
+    def __init__(self, look: Callable[[], float], *, threads: int, cores: int) -> None:
+        self._look, self._threads, self._cores = look, threads, cores
+        self._since = monotonic()
+        self._told = False
+
+    def see(self, row: LogRow) -> str | None:
+        """See `Sign`."""
+        if self._told or (now := monotonic()) - self._since < self._SECONDS:
+            return None
+        self._since = now
+        text = shared_cores(self._look(), threads=self._threads, cores=self._cores)
+        self._told = bool(text)
+        return text or None
+
+
+def shared_cores(taken: float, *, threads: int, cores: int) -> str:
+    """What to tell where others take cores that a run needs; an empty string where there are enough for both."""
+    if taken < NOTEWORTHY or taken + threads < cores + _SPARE_CORES:
+        return ""
+    return (
+        f"other processes take {taken:.1f} of the {cores} cores: steps take longer than they would alone, by more than "
+        "that share, for the threads of a step wait for each other; stop those processes, or let them run later"
+    )
 
 
 class NoBetterThanMean:
