@@ -34,7 +34,7 @@ def test_every_public_name_is_there():
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_ever_unpickled_or_run_from_a_file(path: Path):
-    """No pickle, no shell, no eval, whatever a file says; PyTorch's restricted unpickler for others' weights alone."""
+    """No pickle, no shell, no eval, whatever a file says; what `torch.save` wrote is read by a reader of our own."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert not {alias.name for alias in node.names} & {"pickle", "dill", "marshal", "shelve", "yaml"}
@@ -42,9 +42,7 @@ def test_nothing_is_ever_unpickled_or_run_from_a_file(path: Path):
             assert node.module not in ("pickle", "dill", "marshal", "shelve", "yaml")
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            assert called not in ("eval", "exec", "os.system", "pickle.load")
-            restricted = [ast.unparse(word.value) for word in node.keywords if word.arg == "weights_only"] == ["True"]
-            assert called != "torch.load" or (restricted and path.name == "reading.py")
+            assert called not in ("eval", "exec", "os.system", "pickle.load", "torch.load")
             assert not any(word.arg == "shell" for word in node.keywords)
             told = [ast.unparse(word.value) for word in node.keywords if word.arg == "allow_pickle"]
             assert set(told) <= {"False"}

@@ -76,58 +76,6 @@ def test_options_of_the_official_code_and_no_other_class_are_read(tensors: dict[
         torch.load(path, weights_only=True)
 
 
-def archive(path: Path, **changes: Any) -> Path:
-    """The archive that torch.save wrote, entry by entry, with other bytes or compression."""
-    with zipfile.ZipFile(path) as old:
-        entries = [(entry.filename, old.read(entry)) for entry in old.infolist()]
-    others = changes.get("instead", {})
-    entries = [(name, others.get(name.partition("/")[2], content)) for name, content in entries]
-    entries += changes.get("more", [])
-    with zipfile.ZipFile(path, "w", changes.get("method", zipfile.ZIP_STORED)) as new:
-        for name, content in entries:
-            new.writestr(name, content)
-    return path
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"method": zipfile.ZIP_DEFLATED}, "compressed entries, which torch.save does not write"),
-        ({"more": [("w/data.pkl", b"")]}, "two entries of one name"),
-        ({"more": [("w/other.pkl", bytes(65 << 20))]}, "bytes beside its tensors; at most"),
-    ],
-    ids=["compressed", "twice", "large"],
-)
-def test_archives_that_torch_would_not_write_are_refused(
-    changes: dict[str, Any], says: str, tensors: dict[str, Tensor], tmp_path: Path
-) -> None:
-    with pytest.raises(MAEError, match=says):
-        read_foreign(archive(saved(tmp_path / "w.pth", tensors), **changes))
-
-
-KEYS: dict[str, Callable[[int], bytes]] = {
-    "deep": lambda times: b"K\x01" + b"\x85" * times,  # tuples of one value, in each other
-    "shared": lambda times: b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(times)),
-    "many": lambda times: b"(" + b"K\x01" * 5000 + b"tq\x00K\x01s" + b"h\x00K\x01s" * times + b"h\x00",
-}
-"""Of a dictionary: each takes longer to hash than it is to read, or ends the process."""
-
-
-@pytest.mark.parametrize("legacy", [False, True], ids=["archive", "before 2020"])
-@pytest.mark.parametrize(("key", "times"), [("deep", 200_000), ("shared", 40), ("many", 10_000)])
-def test_keys_that_nobody_could_hash_are_refused(key: str, times: int, legacy: bool, tmp_path: Path) -> None:
-    path, content = tmp_path / "w.pth", b"\x80\x02}" + KEYS[key](times) + b"K\x01s."
-    if legacy:
-        before = tmp_path / "before.pth"
-        torch.save({}, before, _use_new_zipfile_serialization=False)
-        path.write_bytes(before.read_bytes().replace(pickle.dumps({}, protocol=2), content))
-    else:
-        archive(saved(path, {}), instead={"data.pkl": content})
-    with pytest.raises(MAEError, match="tuples are nested or repeated beyond what any checkpoint needs"):
-        read_foreign(path)
-
-
 def test_usual_keys_are_read(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     beside = {(1, ("a", 2)): (3, tuple(map(str, range(1000)))), "betas": [(0.9, 0.95)] * 2000, 5: {(): ((),)}}
     assert read_foreign(saved(tmp_path / "w.pth", {"model": tensors, "meta": beside})).tensors.keys() == tensors.keys()

@@ -1,86 +1,334 @@
-"""What a pickle would take to read, told from its opcodes before anything of it is made."""
+"""What a pickle of `torch.save` describes, read without building any Python object of its choosing.
+
+A pickle is a program for a small machine with a stack. This is that machine, without the part that imports and calls:
+it knows the few instructions that `torch.save` writes, and of the names that they may call those of a table, none of
+which does more than note down what a tensor is. Nothing is hashed but text, nothing is walked through twice, and every
+instruction takes a bounded time, so a pickle takes time and memory in proportion to its length alone.
+"""
 
 import pickletools
-from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, NoReturn
 
+import torch
+
+from mae import records
 from mae.errors import MAEError
 
-_DEEPEST, _MOST_WORK = 100, 10_000_000
-"""Tuples in each other, and their values in all, each counted as often as it is met."""
+MOST_BYTES = 64 << 20
+"""Of a pickle."""
+_MOST_INSTRUCTIONS = 1_000_000
+"""Each tensor takes some thirty of them."""
+_MOST_AXES, _MOST_BITS, _MOST_ARGUMENTS, _MOST_SHOWN = 64, 128, 32, 200
+_MOST_LETTERS = 4096
+"""Of a key: two that are equal are compared letter by letter each time they meet."""
+
+UNREAD = object()
+"""In place of a value that no weights need: a set, a device, an object of a class that is known to be harmless."""
+ODD_TENSOR = object()
+"""In place of a tensor that is not plainly stored: sparse, quantised, on the meta device."""
 
 
-class _Cost(NamedTuple):
-    """How deep a value's tuples lie in each other, and how many values a hash of it looks at."""
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Numbers in a row in the file.
 
-    deep: int = 0
-    values: int = 1
+    Attributes:
+        key: what the file calls them.
+        dtype: of each.
+        numel: how many.
+    """
+
+    key: str
+    dtype: torch.dtype
+    numel: int
 
 
-_PLAIN, _MARK = _Cost(), None
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Which numbers of a storage make a tensor; nothing of it is compared with the file yet.
+
+    Attributes:
+        storage: of its numbers.
+        dtype: of the tensor, which may be another than the storage's.
+        offset: of its first value in the storage, in values.
+        shape: of the tensor, at least 0 each.
+        strides: steps between neighbours along each axis, in values, at least 0 each.
+    """
+
+    storage: Storage
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def check_pickle(path: Path, file: BinaryIO) -> None:
-    """Refuse a pickle whose tuples a reader could not hash; the file is left behind its end.
+@dataclass(slots=True)
+class Options:
+    """An `argparse.Namespace`, in which the official code keeps its command line.
 
-    A key of a dictionary is hashed, and of a tuple with all that lies in it: nested deep enough that ends the process,
-    and where tuples share their parts a few bytes take hours.
+    Attributes:
+        state: its attributes; any value where the file is hostile.
+    """
+
+    state: Any = None
+
+
+def read_pickle(stream: BytesIO) -> tuple[Any, dict[str, torch.dtype]]:
+    """The value that a pickle describes, and its storages; the stream is left behind its end.
 
     Args:
-        path: of the file, as messages call it.
-        file: at the beginning of a pickle.
+        stream: at the beginning of a pickle.
+
+    Returns:
+        Text, numbers, None, lists, tuples and dictionaries as they are, of the latter the entries whose key is text;
+        `StoredTensor`, `Storage`, `Options`, and `UNREAD` or `ODD_TENSOR` for what is passed over. Containers may hold
+        themselves. Then the type of the numbers of each storage, by key.
 
     Raises:
-        MAEError: tuples nested too deep, too much in them, or no pickle.
+        MAEError: damaged, not as `torch.save` writes it, too long, or a name that is not in the table; the message is
+            of what the file holds, and names no file.
     """
-    stack: list[_Cost | None] = []
-    memo: dict[int, _Cost] = {}
-    work = 0
+    machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(file):
-            name = opcode.name
-            if name == "MARK":
-                stack.append(_MARK)
-                continue
-            if name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
-                memo[len(memo) if name == "MEMOIZE" else _number(argument)] = stack[-1] or _PLAIN
-                continue
-            if name in ("BINGET", "LONG_BINGET", "GET"):
-                made = [memo[_number(argument)]]
-            else:
-                taken = _taken(stack, opcode)
-                made = [_tuple_of(taken)] if "TUPLE" in name else [_PLAIN] * len(opcode.stack_after)
-            stack.extend(made)
-            work += sum(cost.values for cost in made)
-            if work > _MOST_WORK or any(cost.deep > _DEEPEST for cost in made):
-                raise MAEError(
-                    f"{path} cannot be read: its tuples are nested or repeated beyond what any checkpoint needs; get "
-                    "the file anew"
-                )
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise MAEError(f"{path} cannot be read: it is damaged, or no file of torch.save") from error
+        for count, (instruction, argument, _) in enumerate(pickletools.genops(stream)):
+            if count >= _MOST_INSTRUCTIONS:
+                raise MAEError(f"its pickle has over {_MOST_INSTRUCTIONS:,} steps, more than any checkpoint needs")
+            if instruction.name == "STOP":
+                return machine.stack.pop(), machine.storages
+            _STEPS.get(instruction.name, _refuse)(machine, argument)
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        reason = str(error)[:_MOST_SHOWN] if isinstance(error, ValueError) else "its steps do not fit each other"
+        raise MAEError(f"its pickle is damaged, or not of torch.save: {reason}") from error
+    raise AssertionError("pickletools ends with STOP or an error")
 
 
-def _number(argument: object) -> int:
-    """Of a place in the reader's memory."""
-    if not isinstance(argument, int):
-        raise ValueError(f"{argument!r} is no place")
-    return argument
+@dataclass(slots=True)
+class _Machine:
+    """The stack, those below the marks that are open, what was put aside by number, and the storages so far."""
+
+    stack: list[Any] = field(default_factory=list)
+    below: list[list[Any]] = field(default_factory=list)
+    memo: dict[int, Any] = field(default_factory=dict)
+    storages: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def mark(self, _: Any) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def since_mark(self) -> list[Any]:
+        found, self.stack = self.stack, self.below.pop()
+        return found
+
+    def put(self, number: int) -> None:
+        self.memo[number] = self.stack[-1]
+
+    def memoize(self, _: Any) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        self.stack.append(self.memo[number])
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def push_number(self, value: int) -> None:
+        self.stack.append(value if value.bit_length() <= _MOST_BITS else UNREAD)
+
+    def push_tuple(self, length: int) -> None:
+        start = len(self.stack) - length
+        if start < 0:
+            raise ValueError("a tuple of more values than there are")
+        self.stack[start:] = [tuple(self.stack[start:])]
+
+    def set_items(self, items: list[Any]) -> None:
+        if len(items) % 2:
+            raise ValueError("a key without a value")
+        if (target := self.stack[-1]) is UNREAD:
+            return
+        if not isinstance(target, dict):
+            raise ValueError("items of what is no dictionary")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if type(key) is str:  # others name no tensor, and to hash them may take for ever
+                target[_key(key)] = value
+
+    def extend(self, values: list[Any]) -> None:
+        if (target := self.stack[-1]) is UNREAD:
+            return
+        if not isinstance(target, list):
+            raise ValueError("values of what is no list")
+        target.extend(values)
+
+    def name(self, text: str) -> None:
+        module, _, name = text.partition(" ")
+        self._look_up(module, name)
+
+    def name_of_stack(self, _: Any) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if type(module) is not str or type(name) is not str:
+            raise ValueError("a name that is no text")
+        self._look_up(module, name)
+
+    def _look_up(self, module: str, name: str) -> None:
+        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        if full not in _NAMES:
+            shown = full if full.isprintable() and len(full) <= 100 else records.shown(full)
+            raise MAEError(
+                f"it holds Python objects beside its tensors ({shown}), which could run code and are not read; where "
+                "you trust it, save its tensors alone: torch.save(checkpoint['state_dict'], ...)"
+            )
+        self.stack.append(_NAMES[full])
+
+    def call(self, _: Any) -> None:
+        arguments, called = self.stack.pop(), self.stack.pop()
+        if not isinstance(called, _Named) or type(arguments) is not tuple or len(arguments) > _MOST_ARGUMENTS:
+            raise ValueError("a call of what cannot be called")
+        self.stack.append(called.make(*arguments))
+
+    def build(self, _: Any) -> None:
+        state = self.stack.pop()
+        if isinstance(target := self.stack[-1], Options):
+            target.state = state  # of others, such as a state_dict's _metadata, nothing is needed
+
+    def look_up_storage(self, _: Any) -> None:
+        told = self.stack.pop()
+        if type(told) is not tuple or len(told) not in (5, 6):
+            raise ValueError("a storage of other parts than torch.save writes")
+        kind, dtype, key, _, numel, *view = told
+        if kind != "storage" or type(key) is not str or not isinstance(dtype, torch.dtype) or view not in ([], [None]):
+            raise ValueError("a storage that torch.save does not write")
+        self.storages.setdefault(_key(key), dtype)
+        (count,) = _counts((numel,))
+        self.stack.append(Storage(key, dtype, count))
 
 
-def _taken(stack: list[_Cost | None], opcode: pickletools.OpcodeInfo) -> list[_Cost]:
-    """What an opcode takes from the stack, down to a mark where it takes one."""
-    taken: list[_Cost] = []
-    if pickletools.markobject in opcode.stack_before:
-        while (cost := stack.pop()) is not _MARK:
-            taken.append(cost)
-        below = opcode.stack_before.index(pickletools.markobject)
-    else:
-        below = len(opcode.stack_before)
-    for _ in range(below):
-        taken.append(stack.pop() or _PLAIN)
-    return taken
+def _refuse(_: _Machine, __: Any) -> NoReturn:
+    raise ValueError("an instruction that torch.save does not write")
 
 
-def _tuple_of(parts: list[_Cost]) -> _Cost:
-    return _Cost(1 + max((part.deep for part in parts), default=0), 1 + sum(part.values for part in parts))
+def _ignore(_: _Machine, __: Any) -> None:
+    pass
+
+
+Step = Callable[[_Machine, Any], Any]
+_STEPS: dict[str, Step] = {
+    "PROTO": _ignore,
+    "FRAME": _ignore,
+    "MARK": _Machine.mark,
+    "MEMOIZE": _Machine.memoize,
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.name_of_stack,
+    "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.call,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.look_up_storage,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_SET": lambda machine, _: machine.push(UNREAD),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
+    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
+    "APPENDS": lambda machine, _: machine.extend(machine.since_mark()),
+    "ADDITEMS": lambda machine, _: machine.since_mark(),
+    "FROZENSET": lambda machine, _: machine.push((machine.since_mark(), UNREAD)[1]),
+    "SETITEM": lambda machine, _: machine.set_items([machine.stack.pop(), machine.stack.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Machine.push_number),
+    **dict.fromkeys(("BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _Machine.push),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _Machine.push),
+}
+"""Of the instructions by the names of `pickletools` those that binary pickles of plain values are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A class or function that a pickle may name, as what stands in for it."""
+
+    make: Callable[..., Any]
+
+
+def _key(text: str) -> str:
+    if len(text) > _MOST_LETTERS:
+        raise ValueError(f"a name of {len(text):,} letters; expected {_MOST_LETTERS:,} at most")
+    return text
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    """Whole numbers that are sizes or steps."""
+    if type(values) is not tuple or len(values) > _MOST_AXES:
+        raise ValueError("sizes that are no tuple")
+    if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        raise ValueError("a size that is no number")
+    return values
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any, dtype: Any = None) -> StoredTensor:
+    """Of `_rebuild_tensor` and `_rebuild_tensor_v2`, whose last argument tells conjugated and negated views."""
+    if not isinstance(storage, Storage) or not isinstance(dtype or storage.dtype, torch.dtype) or any(rest[2:]):
+        raise ValueError("a tensor without a storage")
+    if len(_counts(shape)) != len(_counts(strides)):
+        raise ValueError("a tensor of other axes than strides")
+    (first,) = _counts((offset,))
+    return StoredTensor(storage, dtype or storage.dtype, first, shape, strides)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> StoredTensor:
+    """Of `_rebuild_tensor_v3`, for types of numbers that have no storage class."""
+    return _tensor(storage, offset, shape, strides, grad, hooks, *rest, dtype=dtype)
+
+
+def _tensor_with_attributes(rebuild: Any, _: Any, arguments: Any, __: Any) -> Any:
+    if rebuild not in (_NAMES["torch._utils._rebuild_tensor_v2"], _NAMES["torch._utils._rebuild_tensor_v3"]):
+        return ODD_TENSOR
+    return rebuild.make(*arguments)
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    """Of PyTorch's types of numbers and classes of storages by name."""
+    types = {f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+    classes = {
+        "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+        "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+        "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
+        "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32, "Untyped": torch.uint8,
+    }  # fmt: skip
+    storages = {f"torch.{where}{name}Storage": classes[name] for name in classes for where in ("", "cuda.", "storage.")}
+    return types | storages
+
+
+_PASSED_OVER = (
+    "builtins.bytearray", "builtins.complex", "builtins.set", "_codecs.encode", "collections.Counter", "torch.Size",
+    "torch.Tensor", "torch.device", "torch.nn.parameter.Parameter", "torch.serialization._get_layout",
+    "torch.per_tensor_affine", "torch.per_tensor_symmetric", "torch.per_channel_affine",
+    "torch.per_channel_symmetric", "torch.per_channel_affine_float_qparams",
+)  # fmt: skip
+_ODD = (
+    "_rebuild_sparse_tensor", "_rebuild_qtensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
+    "_rebuild_wrapper_subclass", "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
+)  # fmt: skip
+_NAMES: dict[str, _Named | torch.dtype] = {
+    **_dtypes(),
+    **dict.fromkeys(_PASSED_OVER, _Named(lambda *_: UNREAD)),
+    **dict.fromkeys((f"torch._utils.{name}" for name in _ODD), _Named(lambda *_: ODD_TENSOR)),
+    "argparse.Namespace": _Named(Options),
+    "collections.OrderedDict": _Named(lambda: {}),
+    "torch._utils._rebuild_tensor": _Named(_tensor),
+    "torch._utils._rebuild_tensor_v2": _Named(_tensor),
+    "torch._utils._rebuild_tensor_v3": _Named(_tensor_of_dtype),
+    "torch._utils._rebuild_parameter": _Named(lambda data, *_: data),
+    "torch._utils._rebuild_parameter_with_state": _Named(lambda data, *_: data),
+    "torch._tensor._rebuild_from_type_v2": _Named(_tensor_with_attributes),
+}
+"""Every name that a pickle may use; nothing of it is ever imported or called."""

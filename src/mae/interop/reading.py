@@ -1,15 +1,12 @@
 """Tensors of a file from outside: safetensors, or what `torch.save` wrote; nothing in it is ever executed.
 
-PyTorch's files are pickles. They are read by its restricted unpickler, which makes tensors and plain values, and one
-class beside them: `argparse.Namespace`, in which the official code keeps its options.
+PyTorch's files are pickles. They are read by a reader of our own, which makes tensors and plain values and can make
+nothing else: see `mae.interop.checkpoints`.
 """
 
-import argparse
-import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +16,21 @@ from torch import Tensor
 
 from mae import records
 from mae.errors import MAEError, UsageError
-from mae.interop.pickles import check_pickle
+from mae.interop.checkpoints import read_checkpoint
+from mae.interop.pickles import ODD_TENSOR, Options, StoredTensor
 from mae.models.storage import check_header
 
 CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # where both are, the one without a pickle
-_INDEX, _PICKLED = ".index.json", ".pkl"
+_INDEX = ".index.json"
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
 _MOST_TIMES = 2
 """The bytes of tensors over those of their files: some share their values."""
-_MOST_TENSORS, _MOST_PICKLED, _MOST_SHARDS, _MOST_NAMED = 20_000, 64 << 20, 1024, 5
+_MOST_TENSORS, _MOST_SHARDS, _MOST_NAMED = 20_000, 1024, 5
 _FLOATS = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 )  # fmt: skip
-_OLD_PICKLES = 5
-"""A file of the form before 2020 begins with so many: its kind, version, system, what is in it, its storages."""
 _SAFETENSORS_HEADER = 8  # bytes of its length, before the brace
 _EXPECTED = "expected safetensors or a file of torch.save"
 
@@ -78,6 +74,7 @@ def read_foreign(path: Path) -> Foreign:
         if twice := sorted(found.keys() & tensors.keys()):
             raise MAEError(f"{path}: tensor {records.shown(twice[0])} is in two of its files; get them anew")
         tensors |= found
+        _check_number(path, tensors)
     return Foreign(
         path=path,
         tensors=_checked(path, tensors, room=_MOST_TIMES * sum(file.stat().st_size for file in files)),
@@ -135,87 +132,64 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    archived = _check_archive(path)
-    if not archived:
-        with path.open("rb") as file:
-            for _ in range(_OLD_PICKLES):
-                check_pickle(path, file)
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
-    except Exception as error:  # a damaged pickle raises errors of any kind
-        raise MAEError(f"{path} cannot be read: {_reason(error)}") from error
-    options = found.get("args") if isinstance(found, dict) else None
-    return _tensors_in(path, found), vars(options) if isinstance(options, argparse.Namespace) else {}
+    checkpoint = read_checkpoint(path)
+    found = checkpoint.content
+    stored = _tensors_in(path, found)
+    _check_number(path, stored)
+    if odd := [name for name, tensor in stored.items() if not isinstance(tensor, StoredTensor)]:
+        raise MAEError(_without_values(path, odd[0]))
+    floats = {name: tensor for name, tensor in stored.items() if tensor.dtype.is_floating_point}
+    options = found.get("args")
+    return checkpoint.tensors(floats), _plain(options.state) if isinstance(options, Options) else {}
 
 
-def _reason(error: Exception) -> str:
-    """Why PyTorch refused a file, without its advice to trust it."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if "unsupported global" in text.lower():
-        what = text.partition("GLOBAL ")[2].split(" ")[0]
-        named = f" ({what})" if what else ""
-        return (
-            f"it holds Python objects beside its tensors{named}, which could run code and are not read; where you "
-            "trust it, save its tensors alone: torch.save(checkpoint['state_dict'], ...)"
-        )
-    return f"{text[:200]}; the file is damaged, or {_EXPECTED}"
+def _plain(state: Any) -> dict[str, Any]:
+    """Of a command line's options those that are one value."""
+    values = state if isinstance(state, dict) else {}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
-def _check_archive(path: Path) -> bool:
-    """Whether a file is an archive; one that torch.save would not write is refused before it takes memory."""
-    with path.open("rb") as file:
-        if not file.read(2).startswith(b"PK"):
-            return False  # the form before 2020, one pickle after another, in which nothing is compressed
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            _check_entries(path, entries)
-            for entry in entries:
-                if entry.filename.endswith(_PICKLED):
-                    check_pickle(path, BytesIO(archive.read(entry)))
-    except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
-        raise MAEError(f"{path} cannot be read as an archive: {error}; get it anew") from error
-    return True
+def _check_number(path: Path, tensors: Mapping[str, Any]) -> None:
+    if len(tensors) > _MOST_TENSORS:
+        raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
 
 
-def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse an archive that torch.save would not write, or whose pickles are longer than any checkpoint's."""
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise MAEError(f"{path} holds compressed entries, which torch.save does not write; get the file anew")
-    if len({entry.filename for entry in entries}) < len(entries):
-        raise MAEError(f"{path} holds two entries of one name; get the file anew")
-    pickled = sum(entry.file_size for entry in entries if entry.filename.endswith(_PICKLED))
-    if pickled > _MOST_PICKLED:
-        raise MAEError(f"{path} holds {pickled:,} bytes beside its tensors; at most {_MOST_PICKLED:,} are read")
+def _without_values(path: Path, name: str) -> str:
+    return f"{path}: tensor {records.shown(name)} holds no plain values; get the file anew"
 
 
-def _tensors_in(path: Path, found: Any) -> dict[str, Tensor]:
-    """The tensors of a file, which may hold them beside other things, under one of the usual names."""
+def _tensors_in(path: Path, found: Any) -> dict[str, Any]:
+    """The tensors of a file, which may hold them beside other things, under one of the usual names.
+
+    Returns:
+        `StoredTensor` or `ODD_TENSOR` by name, one at least.
+    """
     for name in (*_CONTAINERS, None):  # beside a container a tensor may stand alone, such as the best accuracy
-        held = found if name is None else found.get(name) if isinstance(found, Mapping) else None
-        if isinstance(held, Mapping):
-            tensors = {key: value for key, value in held.items() if isinstance(key, str) and isinstance(value, Tensor)}
+        held = found if name is None else found.get(name) if isinstance(found, dict) else None
+        if isinstance(held, dict):
+            tensors = {key: value for key, value in held.items() if _is_tensor(value)}
             if tensors:
                 return tensors
-    names = [name for name in found if isinstance(name, str)] if isinstance(found, Mapping) else []
-    there = ", ".join(map(records.shown, names[:_MOST_NAMED])) or type(found).__name__
+    names = islice(found, _MOST_NAMED) if isinstance(found, dict) else ()
+    there = ", ".join(map(records.shown, names)) or ("one tensor" if _is_tensor(found) else type(found).__name__)
     raise UsageError(
         f"{path} holds no weights that can be told ({there}); expected tensors by name, alone or under "
         f"{' or '.join(map(repr, _CONTAINERS))}"
     )
 
 
+def _is_tensor(value: Any) -> bool:
+    return value is ODD_TENSOR or isinstance(value, StoredTensor)
+
+
 def _checked(path: Path, tensors: Mapping[str, Tensor], *, room: int) -> dict[str, Tensor]:
     """The floating-point tensors, whose values must be there, in no more bytes than `room`, and finite."""
-    if len(tensors) > _MOST_TENSORS:
-        raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
     floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
     for name, tensor in floats.items():
         if tensor.dtype not in _FLOATS:
             raise MAEError(f"{path}: tensor {records.shown(name)} is of {tensor.dtype}; expected plain floating point")
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.numel() == 0:
-            raise MAEError(f"{path}: tensor {records.shown(name)} holds no plain values; get the file anew")
+        if tensor.numel() == 0:
+            raise MAEError(_without_values(path, name))
     # A view may claim any size over a few bytes.
     if (claimed := sum(tensor.numel() * tensor.element_size() for tensor in floats.values())) > room:
         raise MAEError(f"{path} claims {claimed:,} bytes of tensors, far more than it has; get the file anew")
