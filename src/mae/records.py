@@ -49,20 +49,24 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     """The object in a JSON file.
 
+    Args:
+        path: of the file.
+        max_bytes: size that is read; as objects it may take twenty times as much memory.
+
     Raises:
-        UsageError: it cannot be read, is nested too deeply or over 64 MiB, or holds something else.
+        UsageError: it cannot be read, is nested too deeply or too large, or holds something else.
     """
     try:
         status = path.stat()
-        is_usable = S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES  # a pipe would be waited for
+        is_usable = S_ISREG(status.st_mode) and status.st_size <= max_bytes  # a pipe would be waited for
         values = json.loads(path.read_text()) if is_usable else None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from error
     if not is_usable:
-        raise UsageError(f"{path} is no file of at most {_MAX_BYTES >> 20} MiB; expected a JSON object")
+        raise UsageError(f"{path} is no file of at most {max_bytes >> 20} MiB; expected a JSON object")
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
     return values

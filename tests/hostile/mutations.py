@@ -5,10 +5,12 @@ import json
 import tempfile
 import zipfile
 import zlib
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 from hostile import containers, images, models
 from hostile.forge import strip_tiff
 
@@ -91,6 +93,7 @@ def seeds() -> dict[str, list[bytes]]:
         "config": [*options, json.dumps(_every_option()).encode()],
         "model config": [json.dumps(models.SMALL.to_json()).encode()],
         "model": [_model()],
+        "weights": [_saved(is_archive=True), _saved(is_archive=False)],
         "features": [_array(np.ones((3, 2), np.float32)), _array(np.ones((2, 4), np.float16)), _array(np.arange(3))],
     }
 
@@ -108,6 +111,14 @@ def _array(values: np.ndarray) -> bytes:
 def _model() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         return models.write_small(Path(folder) / "model.safetensors").read_bytes()
+
+
+def _saved(*, is_archive: bool) -> bytes:
+    """A file of torch.save in its form of today, or of before 2020."""
+    stream = io.BytesIO()
+    content = {"model": {"weight": torch.ones(3, 4), "bias": torch.zeros(5)}, "args": Namespace(epochs=3), "epoch": 1}
+    torch.save(content, stream, _use_new_zipfile_serialization=is_archive)
+    return stream.getvalue()
 
 
 class Desk:
@@ -133,6 +144,7 @@ class Desk:
             "config": ("config", "config.json", ""),
             "model config": ("model config", "model.json", ""),
             "model": ("model", "model.safetensors", ""),
+            "weights": ("weights", "weights.pth", ""),
             "features": ("features", "features/x.npy", "features"),
         }
 

@@ -17,6 +17,7 @@ from mae.data.limits import UnreadableImage
 from mae.data.sources import open_source
 from mae.errors import MAEError
 from mae.evaluation.features import _read
+from mae.interop.reading import read_foreign
 from mae.models.config import ModelConfig
 from mae.models.storage import load_model
 from mae.training.checkpoint import check
@@ -93,6 +94,11 @@ def read_model(path: Path) -> str:
     return f"{sum(weight.numel() for weight in load_model(path).parameters())} weights"
 
 
+def read_weights(path: Path) -> str:
+    """Weights that others wrote."""
+    return f"{sum(weight.numel() for weight in read_foreign(path).tensors.values())} weights"
+
+
 def read_checkpoint(path: Path) -> str:
     """A checkpoint's folder, compared with its manifest."""
     if wrong := check(path):
@@ -125,6 +131,7 @@ READERS: dict[str, Callable[[Path], str]] = {
     "config": read_config,
     "model config": read_model_config,
     "model": read_model,
+    "weights": read_weights,
     "checkpoint": read_checkpoint,
     "features": read_features,
 }

@@ -87,6 +87,8 @@ def safetensors(path: Path, header: str | bytes, data: bytes = b"", *, length: i
     return path
 
 
+EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+MANY = json.dumps({"one": {**EMPTY, "shape": [1], "data_offsets": [0, 4]}, **{str(n): EMPTY for n in range(20_000)}})
 ENTRY = '"patch_embed.proj.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
 
 
@@ -98,8 +100,10 @@ ENTRY = '"patch_embed.proj.weight": {"dtype": "F32", "shape": [1], "data_offsets
         ("{" + ENTRY.replace("[0, 4]", "[0, 4000]") + "}", None, "cannot be read as a safetensors file"),
         ("{" + ENTRY.replace("[1]", "[4611686018427387904]") + "}", None, "cannot be read as a safetensors file"),
         ('{"a": ' * 2000, None, "no valid JSON"),
+        ("{" + ENTRY.replace("[1]", str([1] * 65)) + "}", None, "more than 64 axes"),
+        (MANY, None, "holds 20,001 tensors; at most 20,000 are read"),
     ],
-    ids=["twice", "huge", "beyond the end", "huge shape", "deep"],
+    ids=["twice", "huge", "beyond the end", "huge shape", "deep", "axes", "many"],
 )
 def test_hostile_safetensors_are_refused(header: str, length: int | None, says: str, tmp_path: Path) -> None:
     with pytest.raises(MAEError, match=says):
@@ -228,6 +232,15 @@ def test_one_tensor_under_two_names_is_refused(tensors: dict[str, Tensor], tmp_p
         load_foreign(path, told=TOLD)
 
 
+def test_a_refusal_is_short_whatever_the_names(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    kernel, other = tensors["patch_embed.proj.weight"], torch.ones(24)
+    for names in ([f"{n}.patch_embed.proj.weight" for n in range(1000)], [f"blocks.{'9' * 4000}.norm1.weight"]):
+        extra = {name: kernel.clone() if "embed" in name else other for name in names}
+        with pytest.raises(MAEError, match="holds 1001 encoders|not numbered from 0 on") as caught:
+            load_foreign(saved(tmp_path / "w.pth", tensors | extra), told=TOLD)
+        assert len(str(caught.value)) < 1000
+
+
 def test_two_models_in_one_file_are_not_chosen_from(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     both = {f"{who}.{name}": tensor for who in ("student", "teacher") for name, tensor in tensors.items()}
     with pytest.raises(UsageError, match="holds 2 encoders"):
@@ -244,6 +257,13 @@ def folder(tmp_path: Path, tensors: dict[str, Tensor], config: Any) -> Path:
     ("config", "says"),
     [
         ({"num_attention_heads": "three"}, "num_heads"),
+        ('{"a": [' + "[]," * (3 << 20) + "[]]}", "no file of at most 8 MiB"),
+        ({"pretrained_cfg": {"mean": [0.5] * 100_000, "std": [0.5] * 100_000}, "architecture": "vit_x"}, "mean"),
+        ({"pretrained_cfg": {"license": "x" * 1001}, "architecture": "vit_x"}, "has 1,001 letters"),
+        ({"pretrained_cfg": {"mean": [0.5] * 3, "std": [1e-60] * 3}, "architecture": "vit_x"}, "at least 1.2e-38"),
+        ({"pretrained_cfg": {"mean": [1e60] * 3, "std": [1] * 3}, "architecture": "vit_x"}, "3 finite numbers"),
+        ({"pretrained_cfg": {}, "architecture": "x" * 100_000}, "is timm's"),
+        ({"pretrained_cfg": {}, "architecture": "vit_x", "model_args": {"x" * 100_000: 1}}, "is timm's"),
         ({"num_attention_heads": 10**9}, "num_heads is 1000000000"),
         ({"num_attention_heads": -1}, "num_heads is -1"),
         ({"num_attention_heads": 5}, "does not divide"),
@@ -262,8 +282,9 @@ def folder(tmp_path: Path, tensors: dict[str, Tensor], config: Any) -> Path:
 )
 def test_a_hostile_configuration_is_refused(config: Any, says: str, tensors: dict[str, Tensor], tmp_path: Path) -> None:
     told = Told(decoder_num_heads=2, norm_pix_loss=True, num_heads=None if "num_att" in str(config) else 3)
-    with pytest.raises((MAEError, UsageError), match=says):
+    with pytest.raises((MAEError, UsageError), match=says) as caught:
         load_foreign(folder(tmp_path, tensors, config), told=told, see_photographs=False)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -271,8 +292,14 @@ def test_a_hostile_configuration_is_refused(config: Any, says: str, tensors: dic
     [
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'; expected 'gelu'"),
         ({"model_type": "deit"}, "model_type is 'deit'; expected 'vit_mae' or 'vit'"),
-        ({"architecture": "resnet50", "pretrained_cfg": {}}, "is timm's resnet50; expected a plain vision transformer"),
-        ({"architecture": "vit_x", "pretrained_cfg": {}, "model_args": {"act_layer": "quick_gelu"}}, "with act_layer"),
+        (
+            {"architecture": "resnet50", "pretrained_cfg": {}},
+            "is timm's 'resnet50'; expected a plain vision transformer",
+        ),
+        (
+            {"architecture": "vit_x", "pretrained_cfg": {}, "model_args": {"act_layer": "quick_gelu"}},
+            "with 'act_layer'",
+        ),
         ({"model_type": "vit", "quantization_config": {"bits": 4}}, "is quantised; expected weights of floating point"),
     ],
     ids=["activation", "kind", "architecture", "argument", "quantised"],
@@ -289,11 +316,15 @@ def test_mathematics_that_names_do_not_show_are_refused(
     [
         ({"weight_map": {"a": "../outside.safetensors"}}, "files outside its folder"),
         ({"weight_map": {"a": "/etc/passwd"}}, "files outside its folder"),
+        ({"weight_map": {"a": "x" * 5000}}, "files outside its folder"),
+        ({"weight_map": {"a": ".."}}, "names '..', which is no file beside it"),
+        ({"weight_map": {"a": ""}}, "names '', which is no file beside it"),
+        ({"weight_map": {"a": "\ud800"}}, "which is no file beside it"),
         ({"weight_map": {f"{number}": f"{number}" for number in range(2000)}}, "too many of them"),
         ({"weight_map": [1]}, "names no files"),
         ({}, "names no files"),
     ],
-    ids=["up", "absolute", "many", "a list", "nothing"],
+    ids=["up", "absolute", "long", "the folder above", "itself", "half a letter", "many", "a list", "nothing"],
 )
 def test_a_hostile_index_is_refused(index: Any, says: str, tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "outside.safetensors")

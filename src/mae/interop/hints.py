@@ -37,12 +37,11 @@ def check_described(foreign: Foreign) -> None:
         arguments = config.get("model_args")
         strange = sorted((arguments if isinstance(arguments, dict) else {}).keys() - _TIMM_ARGUMENTS)
         if not str(config.get("architecture")).startswith("vit_") or strange:
-            what = f"with {', '.join(strange)}" if strange else f"{config.get('architecture')}"
+            what = f"with {records.shown(strange[0])}" if strange else records.shown(config.get("architecture"))
             raise UsageError(f"{foreign.path} is timm's {what}; expected a plain vision transformer (vit_*)")
         if not _PLAIN.match(str(config.get("architecture"))) and find_spec("timm") is None:
-            raise UsageError(
-                f"{foreign.path} is timm's {config['architecture']}, which timm alone knows: pip install timm"
-            )
+            named = records.shown(config["architecture"])
+            raise UsageError(f"{foreign.path} is timm's {named}, which timm alone knows: pip install timm")
     elif config:
         if "quantization_config" in config:
             raise UsageError(f"{foreign.path} is quantised; expected weights of floating point")
@@ -61,14 +60,26 @@ _TIMM_ARGUMENTS = {
     "pos_drop_rate", "patch_drop_rate", "dynamic_img_size", "weight_init", "qkv_bias", "pool_include_prefix",
 }  # fmt: skip
 """Arguments that change no number of the encoder, or that its tensors show."""
+_LONGEST_LICENCE = 1000
 _HF_KNOWN = {"model_type": ("vit_mae", "vit"), "hidden_act": ("gelu",)}
 
 
 def licence_beside(foreign: Foreign) -> str | None:
-    """The terms that timm's `config.json` names, in one line."""
+    """The terms that timm's `config.json` names, in one line.
+
+    Raises:
+        UsageError: they are too long for a name.
+    """
     described = foreign.config.get("pretrained_cfg")
     licence = described.get("license") if isinstance(described, dict) else None
-    return " ".join(licence.split()) if isinstance(licence, str) else None
+    if not isinstance(licence, str):
+        return None
+    if len(licence) > _LONGEST_LICENCE:
+        raise UsageError(
+            f"{foreign.path}: license in config.json has {len(licence):,} letters; expected the name of one, at most "
+            f"{_LONGEST_LICENCE:,} letters"
+        )
+    return " ".join(licence.split())
 
 
 def overridden(told: Told, by: Told) -> Told:

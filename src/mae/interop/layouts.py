@@ -163,7 +163,9 @@ def _recognise(path: Path, tensors: Mapping[str, Tensor]) -> tuple[Layout, str]:
     if len(found) == 1:
         return found[0]
     if found:
-        where = ", ".join(records.shown(prefix) if prefix else "one without a prefix" for _, prefix in found)
+        where = ", ".join(
+            records.shown(prefix) if prefix else "one without a prefix" for _, prefix in found[:_NUM_NAMED]
+        )
         raise UsageError(f"{path} holds {len(found)} encoders ({where}); save one of them alone")
     names = ", ".join(records.shown(name) for name in list(tensors)[:_NUM_NAMED])
     raise UsageError(

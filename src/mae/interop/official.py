@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mae import records
 from mae.errors import MAEError, UsageError
 from mae.interop.positions import StoredPositions, understand_positions
 from mae.layers.patch_embed import patch_grid
@@ -28,6 +29,7 @@ _DECODER = (
     ("decoder_pred.", "decoder.pred."),
     ("mask_token", "decoder.mask_token"),
 )
+_NUM_NAMED = 3
 _HEADS = ("head.", "fc_norm.", "pooler.", "embeddings.mask_token")
 """What may stand on an encoder and is no part of it."""
 
@@ -218,7 +220,8 @@ def _decoder_options(decoder: Mapping[str, Tensor], told: Told, notes: list[str]
 def _depth(tensors: Mapping[str, Tensor], prefix: str) -> int:
     numbers = {name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)}
     if numbers != {str(number) for number in range(len(numbers))}:
-        raise MAEError(f"its blocks are not numbered from 0 on without a gap ({', '.join(sorted(numbers)[:9])})")
+        shown = [records.shown(number) for number in sorted(numbers)[:_NUM_NAMED]]
+        raise MAEError(f"its blocks are not numbered from 0 on without a gap ({', '.join(shown)})")
     return len(numbers)
 
 

@@ -4,7 +4,7 @@ PyTorch's files are pickles. They are read by a reader of our own, which makes t
 nothing else: see `mae.interop.checkpoints`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,9 @@ _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
 _MOST_TIMES = 2
 """The bytes of tensors over those of their files: some share their values."""
 _MOST_TENSORS, _MOST_SHARDS, _MOST_NAMED = 20_000, 1024, 5
+_MOST_JSON = 8 << 20
+"""Bytes of a file beside the weights; the names of 22,000 classes take two million."""
+_LONGEST_NAME = 255  # of a file, as file systems have it
 _FLOATS = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
@@ -99,7 +102,7 @@ def _parts(index: Path) -> tuple[Path, ...]:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise MAEError(f"{index} names no files; expected a weight_map of tensors and files")
     parts = sorted(set(names.values()))
-    if len(parts) > _MOST_SHARDS or any(Path(name).name != name or "\0" in name for name in parts):
+    if len(parts) > _MOST_SHARDS or not all(map(_is_plain_name, parts)):
         raise MAEError(f"{index} names files outside its folder, or too many of them; get it anew")
     for name in parts:
         if not (index.parent / name).is_file():
@@ -107,8 +110,12 @@ def _parts(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in parts)
 
 
+def _is_plain_name(name: str) -> bool:
+    return Path(name).name == name and "\0" not in name and len(name.encode(errors="replace")) <= _LONGEST_NAME
+
+
 def _json_beside(path: Path) -> Mapping[str, Any]:
-    return records.read_json(path) if path.is_file() else {}
+    return records.read_json(path, max_bytes=_MOST_JSON) if path.is_file() else {}
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
@@ -126,6 +133,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         check_header(path)
         with safe_open(path, framework="pt") as file:
+            _check_number(path, file.keys())
             return {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError) as error:
         raise MAEError(f"{path} cannot be read as a safetensors file: {error}") from error
@@ -149,7 +157,7 @@ def _plain(state: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
-def _check_number(path: Path, tensors: Mapping[str, Any]) -> None:
+def _check_number(path: Path, tensors: Collection[str]) -> None:
     if len(tensors) > _MOST_TENSORS:
         raise MAEError(f"{path} holds {len(tensors):,} tensors; at most {_MOST_TENSORS:,} are read")
 

@@ -5,13 +5,14 @@ No PyTorch here: the command line reads it to print its help.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import Any, Literal, TypedDict, get_args
 
 from mae import records
 from mae.errors import UsageError
 
 # Far above any model in use, so that no file's numbers make building a model hang.
+_LARGEST, _SMALLEST = 3.4e38, 1.2e-38  # that float32 holds, of the statistics
 _MAX_WIDTH, _MAX_DEPTH, _MAX_SIDE, _MAX_CHANNELS, _MAX_TABLE = 16384, 256, 16384, 1024, 1 << 28
 
 
@@ -189,10 +190,12 @@ class ModelConfig:
         if values is None:
             return
         object.__setattr__(self, name, tuple(float(value) for value in values))
-        if len(values) != self.in_chans or not all(isfinite(value) for value in values):
-            raise UsageError(f"{name} is {values}; expected {self.in_chans} finite numbers, one a channel")
-        if name == "std" and min(values) <= 0:
-            raise UsageError(f"std is {values}; expected numbers above 0")
+        if len(values) != self.in_chans or not all(abs(value) <= _LARGEST for value in values):  # nor may they be NaN
+            raise UsageError(
+                f"{name} is {records.shown(values)}; expected {self.in_chans} finite numbers, one a channel"
+            )
+        if name == "std" and min(values) < _SMALLEST:
+            raise UsageError(f"std is {records.shown(values)}; expected numbers above 0, and at least {_SMALLEST}")
 
     def _check_channels(self) -> None:
         if self.channels is None:

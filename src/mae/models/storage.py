@@ -41,6 +41,7 @@ _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_f
 # length, as text within text. The library itself would read 100 MB.
 _MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
 _MAX_CLASSES = 1 << 20
+_MAX_AXES = 64  # PyTorch computes with no more, and takes a time of their square
 _FRESH_SEED = 0
 _NUM_NAMED, _MAX_SHOWN = 3, 200
 
@@ -315,7 +316,7 @@ def _read(
 
 
 def check_header(path: Path) -> None:
-    """Refuse a header that is too long, or in which two entries share a name, of which readers take either."""
+    """Refuse a header that is too long, two entries of one name, of which readers take either, and too many axes."""
     with path.open("rb") as file:
         start = file.read(8)
         if start.startswith((b"PK\x03\x04", b"\x80\x02")):
@@ -325,9 +326,13 @@ def check_header(path: Path) -> None:
             raise SafetensorError(f"its header claims {length:,} bytes; expected at most {_MAX_HEADER:,}")
         text = file.read(length)
     try:
-        json.loads(text, object_pairs_hook=_unique)
+        header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise SafetensorError(f"its header is no valid JSON: {error}") from error
+    entries = header.values() if isinstance(header, dict) else ()
+    shapes = [entry.get("shape") for entry in entries if isinstance(entry, dict)]
+    if any(isinstance(shape, list) and len(shape) > _MAX_AXES for shape in shapes):
+        raise SafetensorError(f"a tensor in it has more than {_MAX_AXES} axes")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
