@@ -306,7 +306,7 @@ class PretrainConfig:
         Raises:
             UsageError: no such file, not JSON, or values that `from_json` refuses.
         """
-        return cls.from_json(records.read_json(path))
+        return records.read_record(cls, path, what="option")
 
 
 def as_flags(name: str, value: Any) -> list[str]:

@@ -44,6 +44,8 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         first = error.errors(include_url=False)[0]
         if first["type"] == "value_error":  # the dataclass's own words
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
+        if first["type"] == "missing":
+            raise UsageError(f"{what} {first['loc'][-1]} is missing") from error
         if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
             raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
         raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error
@@ -70,6 +72,24 @@ def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds {type(values).__name__}; expected a JSON object")
     return values
+
+
+def read_record(kind: type[Record], path: Path, *, what: str) -> Record:
+    """The record in a JSON file.
+
+    Args:
+        kind: the dataclass.
+        path: the file.
+        what: what an entry is called in messages.
+
+    Raises:
+        UsageError: see `read_json` and `from_json`; the file is named.
+    """
+    values = read_json(path)
+    try:
+        return from_json(kind, values, what=what)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from mae.models.config import ModelConfig
 from mae.models.storage import model_metadata
 from mae.models.zoo import build_model
 from mae.training.checkpoint import commit, stage, take_snapshot
+from mae.training.state import TrainingState
 
 SMALL = ModelConfig(
     img_size=(8, 8), patch_size=(4, 4), embed_dim=8, depth=1, num_heads=2, decoder_embed_dim=8, decoder_depth=1,
@@ -178,7 +179,8 @@ def _checkpoints(folder: Path) -> list[tuple[str, Path, Verdict, str]]:
 
     def written(number: int) -> Path:
         place = folder / f"checkpoint {number}"
-        stage(place, take_snapshot(model, optimizer), step=1, state={}, metadata={})
+        state = TrainingState(step=1, samples=1, seconds=0.0, scaler={}, went_back_at=None, identity={})
+        stage(place, take_snapshot(model, optimizer), state=state, metadata={})
         return commit(place, 1)
 
     found: list[tuple[str, Path, Verdict, str]] = [("checkpoint", written(0), "ok", "")]

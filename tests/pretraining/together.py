@@ -25,6 +25,7 @@ from mae.cli import main
 from mae.config import as_flags
 from mae.training import checkpoint
 from mae.training.engine import Trainer
+from mae.training.state import TrainingState
 
 OPTIONS: dict[str, Any] = {**kills.OPTIONS, "steps": 16}
 FSDP = {"shard": True}
@@ -108,10 +109,10 @@ def full_disk() -> None:
     """The main process cannot write its second checkpoint."""
     stage = checkpoint.stage
 
-    def fail(folder: Path, *args: Any, step: int, **options: Any) -> None:
-        if step > 2:
+    def fail(folder: Path, *args: Any, state: TrainingState, **options: Any) -> None:
+        if state.step > 2:
             raise mae.MAEError(f"could not write {folder}: No space left on device; free space there")
-        stage(folder, *args, step=step, **options)
+        stage(folder, *args, state=state, **options)
 
     checkpoint.stage = fail  # type: ignore[assignment]
 

@@ -8,6 +8,7 @@ from toy import make_trainer
 from mae.errors import MAEError, UsageError
 from mae.training import checkpoint
 from mae.training.distributed import World
+from mae.training.restoring import restore
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_damaged_checkpoint_is_passed_over(written: Path, name: str, damage: s
     assert newest(written) == "step-00000008"
     with pytest.raises(MAEError, match="step-00000012"):
         trainer = make_trainer(written)
-        checkpoint.restore(written / "step-00000012", module=trainer.module, optimizer=trainer.optimizer, world=World())
+        restore(written / "step-00000012", module=trainer.module, optimizer=trainer.optimizer, world=World())
 
 
 def test_a_checkpoint_without_manifest_is_not_one(written: Path):
@@ -96,7 +97,7 @@ def test_weights_of_another_module_are_refused(written: Path):
     other = torch.nn.Linear(3, 3)
     optimizer = torch.optim.AdamW(other.parameters())
     with pytest.raises(MAEError, match="does not fit this model"):
-        checkpoint.restore(written / "step-00000012", module=other, optimizer=optimizer, world=World())
+        restore(written / "step-00000012", module=other, optimizer=optimizer, world=World())
 
 
 def test_a_damaged_one_that_is_newer_is_told_of(written: Path):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy import Recorder, make_trainer
 
 from mae.errors import MAEError
@@ -72,7 +73,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was(tmp_pat
 
     trainer.run(tasks=[PeriodicTask(every=1, run=look)])
     assert there[:8] == [0] * 8  # nothing counts before it is on the disk, and nobody waited for it
-    stored = checkpoint.load_file(tmp_path / "slow" / "step-00000004" / checkpoint.MODEL)
+    stored = load_file(tmp_path / "slow" / "step-00000004" / checkpoint.MODEL)
     assert all(torch.equal(stored[name], weight) for name, weight in reference.module.state_dict().items())
 
 

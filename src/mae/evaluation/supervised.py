@@ -30,6 +30,7 @@ from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.engine import PeriodicTask, Trainer, TrainingSettings
+from mae.training.lock import only_writer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.schedule import WarmupCosine
 
@@ -130,8 +131,23 @@ def train_with_labels(
         Stopped: a signal stopped it; everything is saved.
         MAEError: it failed on the way, or every checkpoint it could go on from is damaged.
     """
+    with ExitStack() as held:
+        folder = Path(bench.world.from_main(lambda: str(_folder(bench, plan, held))))
+        return _train_in(folder, bench, plan, module, optimizer, prepare=prepare, look=look)
+
+
+def _train_in(
+    folder: Path,
+    bench: Bench,
+    plan: SupervisedPlan,
+    module: nn.Module,
+    optimizer: Optimizer,
+    *,
+    prepare: Prepare,
+    look: Callable[[], Mapping[str, float]],
+) -> SupervisedTraining:
+    """`train_with_labels` in a folder of its own, in which nobody else writes."""
     world = bench.world
-    folder = Path(world.from_main(lambda: str(_folder(bench, plan))))
     for layer in module.modules():
         if isinstance(layer, DropPath):
             layer.rank, layer.world = world.rank, world.size
@@ -164,8 +180,8 @@ def train_with_labels(
     return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
 
 
-def _folder(bench: Bench, plan: SupervisedPlan) -> Path:
-    """The folder of this very training, with what it is in `training.json`."""
+def _folder(bench: Bench, plan: SupervisedPlan, held: ExitStack) -> Path:
+    """The folder of this very training, with what it is in `training.json`; nobody else's until `held` is closed."""
     decided = {
         **{name: value for name, value in vars(plan).items() if name != "augmentation"},
         "augmentation": vars(plan.augmentation),
@@ -178,6 +194,7 @@ def _folder(bench: Bench, plan: SupervisedPlan) -> Path:
     text = json.dumps(decided, sort_keys=True)
     folder = bench.folder / "evaluation" / plan.name / hashlib.sha256(text.encode()).hexdigest()[:8]
     folder.mkdir(parents=True, exist_ok=True)
+    held.enter_context(only_writer(folder))
     write_json(folder / "training.json", decided)
     remove_leftovers(folder / "checkpoints")
     return folder

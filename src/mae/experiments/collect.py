@@ -23,6 +23,7 @@ from mae.recipes import recipe_config
 from mae.records import read_json
 from mae.report.comparison import draw_comparison
 from mae.training.run_folder import RunFolder, find_weights
+from mae.training.run_records import read_image_facts, read_summary
 
 
 def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
@@ -78,7 +79,8 @@ def _of_training(job: Job) -> dict[str, float]:
     if job.config is None:
         return {}
     folder = RunFolder(job.folder)
-    summary, found = read_json(folder.summary), read_json(folder.data)
+    summary = read_summary(folder.summary, needed=("terms", "seconds", "images_per_second"))
+    found = read_image_facts(folder.data, needed=("images",))
     return {
         "loss": summary["terms"]["reconstruction"],
         "seconds": summary["seconds"],

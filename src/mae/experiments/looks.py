@@ -12,12 +12,12 @@ from mae.models.config import ModelConfig
 from mae.models.summary import summarise
 from mae.pretraining.run import load
 from mae.pretraining.settle import ratio_schedule, steps_per_epoch
-from mae.records import read_json
 from mae.training.checkpoint import good_checkpoints
 from mae.training.log import loss_rows, read_rows
 from mae.training.muon import Muon
 from mae.training.optimizer import make_optimizer
 from mae.training.run_folder import RunFolder
+from mae.training.run_records import read_image_facts
 
 _RATIOS = 200
 """Steps whose mask ratio is asked for, spread evenly over those before a look."""
@@ -89,7 +89,7 @@ def costs_until(folder: RunFolder, steps: Sequence[int]) -> dict[int, dict[str, 
     optimizer = make_optimizer(model, weight_decay=config.weight_decay, betas=config.betas, kind=config.optimizer)
     its_own = optimizer.step_flops if isinstance(optimizer, Muon) else 0
     rows = loss_rows(read_rows(folder.metrics))
-    an_epoch = steps_per_epoch(config, read_json(folder.data)["images"])
+    an_epoch = steps_per_epoch(config, read_image_facts(folder.data, needed=("images",))["images"])
     schedule, costs = ratio_schedule(config), {}
     for step in steps:
         asked = min(_RATIOS, step)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import Classes, LoadReport, classes_of
 from mae.records import read_json
 from mae.training.run_folder import RunFolder
+from mae.training.run_records import read_image_facts, read_summary
 
 _NOT_SAID = "not said"
 _SHOWN_CLASSES = 20
@@ -155,13 +157,12 @@ def _training(report: LoadReport, path: Path) -> Rows:
     ]
     run = RunFolder(path)
     if run.holds_run and run.data.exists():
-        rows.append(("images", f"{read_json(run.data).get('images'):,}"))
+        rows.append(("images", f"{read_image_facts(run.data, needed=('images',))['images']:,}"))
     if run.holds_run and run.summary.exists():
-        summary = read_json(run.summary)
+        summary = read_summary(run.summary, needed=("samples", "steps", "loss", "yardsticks"))
         rows.append(("images seen", f"{summary['samples']:,} in {summary['steps']:,} steps"))
-        rows.append(
-            ("loss", f"{summary['loss']:.4g}, of the mean predictor {summary['yardsticks']['mean_of_visible']:.4g}")
-        )
+        baseline = summary["yardsticks"].get("mean_of_visible", nan)
+        rows.append(("loss", f"{summary['loss']:.4g}, of the mean predictor {baseline:.4g}"))
     return [(name, value) for name, value in rows if value]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mae.config import PretrainConfig
+from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.data.augmentation import central_crop
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
@@ -21,17 +21,19 @@ from mae.errors import MAEError, UsageError
 from mae.evaluation.yardsticks import Yardsticks, measure_yardsticks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.probe import probe_of
-from mae.models.storage import model_metadata
+from mae.models.storage import load_model, model_metadata
 from mae.models.zoo import build_model
 from mae.pretraining.replay import write_capture
 from mae.pretraining.settle import Prepared, warmup_steps
 from mae.pretraining.start import begin_with
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.panels import draw_panels
+from mae.training.checkpoint import folder_step, leftover_bytes
 from mae.training.engine import Trainer, TrainingSettings
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
 from mae.training.sharding import shard
+from mae.training.state import MODEL, refused
 
 _NUM_PICTURED = 8
 _SPARE = 256
@@ -70,7 +72,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         batches=partial(_batches, prepared, model, make_loader(prepared)),
         settings=settings,
         folder=prepared.folder.checkpoints,
-        identity={"data": prepared.images.fingerprint(), "seed": config.seed, "total_steps": total_steps},
+        identity={"data": prepared.images.fingerprint(), "total_steps": total_steps, **_decided(prepared)},
         metadata=partial(metadata_of, prepared),
         device=prepared.device,
         world=prepared.world,
@@ -78,6 +80,33 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
     )
     trainer.mirror = mirror
     return trainer
+
+
+def _decided(prepared: Prepared) -> dict[str, Any]:
+    """What a run was told that decides what it learns: a checkpoint of another run is refused by it."""
+    told = {name: value for name, value in prepared.config.to_json().items() if name not in MACHINE_FIELDS}
+    return {**told, **{f"model's {name}": value for name, value in prepared.model_config.to_json().items()}}
+
+
+def check_model(prepared: Prepared, path: Path) -> None:
+    """See that a checkpoint's weights are those of this run's model, as their own file says.
+
+    Args:
+        prepared: the run.
+        path: the checkpoint.
+
+    Raises:
+        MAEError: they are not, or the file is none of a model.
+    """
+    try:
+        config = load_model(path / MODEL).config
+    except MAEError as error:
+        raise refused(path, str(error)) from error
+    own = prepared.model_config
+    if config != own:
+        there, here = ({} if each is None else each.to_json() for each in (config, own))
+        name = next(name for name in here if there.get(name) != here[name])
+        raise refused(path, f"{path / MODEL}: the model's {name} is {there.get(name)}; this run has {here[name]}")
 
 
 def make_loader(prepared: Prepared) -> Loader:
@@ -206,15 +235,33 @@ def yardsticks_of(prepared: Prepared, model: MaskedAutoencoder) -> Yardsticks:
     return measure_yardsticks(model.target, pairs, prepared.model_config.patch_size, loss=model.loss)
 
 
-def check_disk(prepared: Prepared, model: MaskedAutoencoder) -> None:
-    """Refuse to start where not even the first checkpoints would fit: weights and two averages, three times."""
-    needed = 3 * 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    root = prepared.folder.root.absolute()
+def check_disk(prepared: Prepared, model: MaskedAutoencoder, newest: str | None) -> None:
+    """Refuse to start where the next checkpoints would not fit.
+
+    A new run needs room for three: two that are kept and one that is written. One that goes on gives up the older of
+    the two where it must (see `prune`): it needs room for one beside the newest, and for none where it is over.
+
+    Args:
+        prepared: the run.
+        model: its model.
+        newest: the checkpoint that it goes on from; None or empty: it begins.
+
+    Raises:
+        MAEError: there is too little.
+    """
+    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # and two averages
+    folder = prepared.folder
+    root = folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
-    if prepared.world.is_main and (free := disk_usage(there).free) < needed:
+    count = 2 if prepared.resume else 3
+    if newest:
+        count = int(folder_step(Path(newest)) != prepared.total_steps)
+    free = disk_usage(there).free + leftover_bytes(folder.checkpoints)
+    if free < count * one:
+        what = "its next checkpoint needs" if count == 1 else f"{count} checkpoints of this model need"
         raise MAEError(
-            f"{prepared.folder.root} is on a disk with {free / 1e9:.2f} GB free; the checkpoints of this model need "
-            f"{needed / 1e9:.2f} GB; free space there or choose another --out"
+            f"{folder.root} is on a disk with {free / 1e9:.2f} GB free; {what} {count * one / 1e9:.2f} GB; free space "
+            f"there{'' if prepared.resume else ' or choose another --out'}"
         )
 
 

@@ -25,7 +25,7 @@ from mae.pretraining.doctor import examine, refuse, show_diagnosis
 from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor, steps_between_looks
 from mae.pretraining.narrate import show_header, show_summary, summarise
-from mae.pretraining.parts import check_disk, fresh_model, make_trainer, panel_drawer, yardsticks_of
+from mae.pretraining.parts import check_disk, check_model, fresh_model, make_trainer, panel_drawer, yardsticks_of
 from mae.pretraining.settle import Prepared, find_start, in_smaller_parts, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
@@ -34,6 +34,7 @@ from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world, may_be_restarted, was_restarted
 from mae.training.engine import PeriodicTask, Trainer
+from mae.training.lock import only_writer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, find_weights
 
@@ -132,16 +133,19 @@ def run_pretraining(
     with (
         joined_world(config.device, advice=advice) as (world, device),
         explained_memory_failure(in_smaller_parts(config)),
+        ExitStack() as held,
     ):
         if not world.is_main:
             console = Console(quiet=True)
-        config, folder, newest = _begun(config, given, world, console, resume=resume or was_restarted())
+        config, folder, newest = _begun(config, given, world, console, held, resume=resume or was_restarted())
         # No name here keeps the weights to begin with, which are let go once they are in the model.
-        return _run(prepare(config, folder, device, world, resume=newest is not None, given=given), newest, console)
+        return _run(
+            prepare(config, folder, device, world, resume=newest is not None, given=given), newest, console, held
+        )
 
 
 def _begun(
-    config: PretrainConfig, given: Collection[str], world: World, console: Console, *, resume: bool
+    config: PretrainConfig, given: Collection[str], world: World, console: Console, held: ExitStack, *, resume: bool
 ) -> tuple[PretrainConfig, RunFolder | None, str | None]:
     """What to carry out and where, and what to go on from: a checkpoint, an empty text where none was written yet."""
     folder = RunFolder(config.out) if config.out is not None else None
@@ -151,7 +155,7 @@ def _begun(
     if resume and not (folder is not None and config.source and not world.from_main(lambda: folder.holds_run)):
         begun = world.from_main(lambda: stored_config(config, folder, given)[0].to_json())
         assert folder is not None
-        newest, note = world.from_main(lambda: _found(folder))
+        newest, note = world.from_main(lambda: _found(folder, held))
         if note:
             console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
         return PretrainConfig.from_json(begun), folder, newest
@@ -162,24 +166,28 @@ def _begun(
     return config, folder, None
 
 
-def _found(folder: RunFolder) -> tuple[str, str]:
+def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
+    """The checkpoint to go on from, and what to tell of it; from here on until `held` is closed nobody else writes."""
+    held.enter_context(only_writer(folder.root))
     # Before anything else: without its checkpoints a run would begin again and write over its history.
     newest, note = usable_checkpoint(folder.checkpoints)
+    read_rows(folder.metrics, complete=True)  # what cannot be gone on with is told before anything is changed
     return "" if newest is None else str(newest), note
 
 
-def _run(prepared: Prepared, newest: str | None, console: Console) -> PretrainResult:
+def _run(prepared: Prepared, newest: str | None, console: Console, held: ExitStack) -> PretrainResult:
     if newest == "":  # it was stopped before its first checkpoint
         prepared = replace(prepared, start=find_start(prepared.config, prepared.world))
     world, model = prepared.world, fresh_model(prepared)
     prepared = replace(prepared, start=None)
-    world.from_main(partial(check_disk, prepared, model))
+    world.from_main(partial(check_disk, prepared, model, newest))
     if not newest and not prepared.config.skip_doctor:
         world.from_main(partial(_see_doctor, prepared, model, console))
     yardsticks = yardsticks_of(prepared, model)
     trainer = make_trainer(prepared, model)
     if newest:
         trainer.resume(Path(newest))
+        world.from_main(partial(check_model, prepared, Path(newest)))
     # Made before anything is written: images that cannot be used must not leave a run begun.
     tasks: list[PeriodicTask] = []
     world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.seen, console)))
@@ -188,6 +196,7 @@ def _run(prepared: Prepared, newest: str | None, console: Console) -> PretrainRe
     show_header(console, prepared, model, trainer, yardsticks)
     if prepared.config.compile:
         model.compile()
+    world.from_main(partial(_open_folder, prepared, held))
     finished = _train(prepared, trainer, tasks, yardsticks, console)
     summary = summarise(prepared, trainer, yardsticks) if finished and world.is_main else {}
     if summary:
@@ -199,6 +208,16 @@ def _run(prepared: Prepared, newest: str | None, console: Console) -> PretrainRe
         stopped_by=trainer.stopped_by,
         is_main=world.is_main,
     )
+
+
+def _open_folder(prepared: Prepared, held: ExitStack) -> None:
+    """Make the folder ready to be written; that of a new run is from here on nobody else's until `held` is closed."""
+    folder = prepared.folder
+    if not prepared.resume:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        held.enter_context(only_writer(folder.root))
+        folder.begin(prepared.config.to_json(), prepared.found)
+    remove_leftovers(folder.checkpoints)
 
 
 def _see_doctor(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> None:
@@ -225,9 +244,6 @@ def _train(
         with explained_worker_failure():
             return trainer.run(tasks=tasks)
     folder = prepared.folder
-    if not prepared.resume:
-        folder.begin(prepared.config.to_json(), prepared.found)
-    remove_leftovers(folder.checkpoints)
     start = {"start_step": trainer.step}
     with ExitStack() as stack:
         observers: list[Observer] = [

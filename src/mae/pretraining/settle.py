@@ -24,10 +24,10 @@ from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
 from mae.pretraining.start import Start, as_weights_say, fresh_part, open_start
 from mae.randomness import FIXED_EPOCH
-from mae.records import read_json
 from mae.training.device import choose_precision
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, new_run_folder
+from mae.training.run_records import read_image_facts
 
 _OBJECTIVE = (
     "decoder",
@@ -47,6 +47,8 @@ _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
 """Images: of fewer a mean loss tells nothing, of more it tells no more."""
 _HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
+DECIDING_FACTS = ("images", "channels", "fingerprint", "mean", "std")
+"""Entries of `data.json` that a run goes on with."""
 FEW_STEPS_AN_EPOCH = 50
 """With fewer each step holds more than a fiftieth of all images: smaller batches give more steps for the same work."""
 
@@ -400,8 +402,13 @@ def _absolute(path: str) -> str:
 
 def _weights_of(folder: RunFolder | None) -> ModelConfig | None:
     """The configuration of the weights that a run began with, for its own need not be any named model's."""
-    begun = None if folder is None else read_json(folder.data).get("start")
-    return None if begun is None else ModelConfig.from_json(begun["model"])
+    begun = None if folder is None else read_image_facts(folder.data, needed=DECIDING_FACTS).get("start")
+    if folder is None or begun is None:
+        return None
+    try:
+        return ModelConfig.from_json(begun["model"])
+    except UsageError as error:
+        raise UsageError(f"{folder.data}: start: {error}; put back what was edited by hand") from error
 
 
 def _found_start(start: Start, model: ModelConfig) -> dict[str, Any]:
@@ -429,7 +436,12 @@ def _found_data(
 ) -> dict[str, Any]:
     """What the source holds; a resumed run must find what it found before."""
     if resume:
-        found = read_json(folder.data)
+        found = read_image_facts(folder.data, needed=DECIDING_FACTS)
+        if found["channels"] != images.channels:
+            raise UsageError(
+                f"{folder.data}: channels is {found['channels']}; expected {images.channels}, as the images have; put "
+                "back what was edited by hand"
+            )
         if found["fingerprint"] != images.fingerprint():
             raise UsageError(
                 f"{config.source} holds other images than when the run in {folder.root} was begun "

@@ -16,10 +16,10 @@ from rich.live import Live
 from mae.config import PretrainConfig
 from mae.errors import MAEError, UsageError
 from mae.recipes.reference import reference_for
-from mae.records import read_json
 from mae.report.curves import Line, read_line
 from mae.report.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
 from mae.training.log import LogRow, loss_rows, read_rows
+from mae.training.run_records import read_image_facts, read_summary
 
 # The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
 _CONFIG, _DATA, _METRICS, _SUMMARY = "config.json", "data.json", "metrics.jsonl", "summary.json"
@@ -32,6 +32,7 @@ _LEAST_PATIENCE = 60.0  # seconds
 _FIRST_PATIENCE = 600.0  # seconds: before the first rows it compiles, reads, draws and measures
 _SECONDS_BETWEEN_VIEWS = 2.0
 _OF_THE_WHOLE_RUN = ("loss", "terms", "images_per_second")  # what a summary tells better than the last row
+_OF_SUMMARY = ("steps", *_OF_THE_WHOLE_RUN)
 
 
 def watch(folder: Path, *, page: Path | None, every: int, once: bool, console: Console) -> None:
@@ -94,8 +95,8 @@ def read_state(folder: Path, *, now: float) -> RunState:
     """
     if not (folder / _CONFIG).is_file():
         raise UsageError(f"{folder} holds no run (no {_CONFIG} there); give the folder of a run, such as runs/NAME")
-    config, found = PretrainConfig.read(folder / _CONFIG), read_json(folder / _DATA)
-    summary = read_json(folder / _SUMMARY) if (folder / _SUMMARY).is_file() else None
+    config, found = PretrainConfig.read(folder / _CONFIG), read_image_facts(folder / _DATA, needed=("images",))
+    summary = read_summary(folder / _SUMMARY, needed=_OF_SUMMARY) if (folder / _SUMMARY).is_file() else None
     try:
         rows = read_rows(folder / _METRICS)
         state = _state(folder, config, found, summary, rows, now)

@@ -15,24 +15,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mae.errors import MAEError, UsageError
-from mae.records import read_json
-from mae.training.distributed import World
-from mae.training.sharding import divided_like, whole
+from mae.records import read_json, to_json
+from mae.training.sharding import whole
+from mae.training.state import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    FileFacts,
+    Manifest,
+    TrainingState,
+    read_manifest,
+    read_training_state,
+)
 
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-_NAME = re.compile(r"step-(\d{8})")
+_NAME = re.compile(r"step-([0-9]{8,})")
 _ASIDE = ".writing-"
 _NUM_NAMED = 3
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)}
 _log = logging.getLogger(__name__)
 
 
@@ -93,8 +101,7 @@ def stage(
     folder: Path,
     snapshot: Snapshot,
     *,
-    step: int,
-    state: Mapping[str, Any],
+    state: TrainingState,
     metadata: dict[str, str],
     kept: bool = False,
 ) -> None:
@@ -103,8 +110,7 @@ def stage(
     Args:
         folder: where the checkpoints stand.
         snapshot: what to store.
-        step: optimizer steps done.
-        state: JSON values to store beside it.
+        state: how far the training is, to store beside it.
         metadata: text written into the header of the weights' file.
         kept: the manifest says that `prune` must leave it.
 
@@ -112,16 +118,17 @@ def stage(
         MAEError: it could not be written, or a value in it is not finite; nothing half-written is left, earlier
             checkpoints are untouched.
     """
-    final, aside = _places(folder, step)
+    final, aside = _places(folder, state.step)
     _refuse_broken(final, {**snapshot.weights, **snapshot.averages})
     with _explained(folder, final, aside):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         _save(snapshot.weights, aside / MODEL, metadata)
         _save(snapshot.averages, aside / OPTIMIZER, None)
-        (aside / STATE).write_text(json.dumps(state, indent=2))
+        (aside / STATE).write_text(json.dumps(to_json(state), indent=2))
         files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
-        (aside / MANIFEST).write_text(json.dumps({"step": step, "kept": kept, "files": files}, indent=2))
+        manifest = to_json(Manifest(step=state.step, kept=kept, files=files))
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=2))
         for name in (*files, MANIFEST):
             _flush(aside / name)
 
@@ -183,6 +190,15 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def leftover_bytes(folder: Path) -> int:
+    """Room that `remove_leftovers` would make."""
+    return sum(_num_bytes(leftover) for leftover in folder.glob(f"{_ASIDE}*"))
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def find_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that verifies, or None."""
     return next((path for path in reversed(_committed(folder)) if not check(path)), None)
@@ -231,12 +247,21 @@ def prune(folder: Path, *, keep: int, step: int) -> None:
 
     Args:
         folder: where they stand.
-        keep: how many of the newest are left, besides those written to be kept.
+        keep: how many of the newest are left, besides those written to be kept; fewer where the disk has no room for
+            the next one.
         step: that of the checkpoint just written. Later ones are damaged, or it would have gone on from them: they
             are left, but must not push out a good one.
     """
-    for path in [path for path in _committed(folder) if _step(path) <= step][:-keep]:
-        if not _is_kept(path):
+    paths = [path for path in _committed(folder) if _step(path) <= step]
+    old = [path for path in paths[:-keep] if not _is_kept(path)]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+    spare = [path for path in paths[-keep:-1] if not _is_kept(path)]
+    if spare and shutil.disk_usage(folder).free < _num_bytes(paths[-1]):
+        tell(
+            f"{folder} has no room for another checkpoint: {', '.join(path.name for path in spare)} is given up for it"
+        )
+        for path in spare:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -245,85 +270,47 @@ def check(path: Path) -> str:
     try:
         if missing := [name for name in (MANIFEST, MODEL, OPTIMIZER, STATE) if not (path / name).exists()]:
             return f"{path} lacks {', '.join(missing)}"
-        files = read_json(path / MANIFEST)["files"]
-        for name in (MODEL, OPTIMIZER, STATE):
-            # The size first: what is larger than it should be, or is no file at all, is not read to its end.
-            if (path / name).stat().st_size != files[name]["bytes"] or _describe(path / name) != files[name]:
-                return f"{path / name} is not the file that was written (size or checksum differs)"
+        files = read_manifest(path, folder_step=folder_step(path)).files
+        return next((wrong for name in files if (wrong := _difference(path / name, files[name]))), "")
     except UsageError as error:  # names the manifest
         return str(error)
     except OSError as error:
         return f"{path} cannot be read: {error}"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{path / MANIFEST} says nothing valid ({error!r})"
+
+
+def check_weights(path: Path) -> str:
+    """What is wrong with the weights' file of a checkpoint, whatever became of the others; empty: nothing."""
+    try:
+        manifest = read_manifest(path, folder_step=folder_step(path))
+        return _difference(path / MODEL, manifest.files[MODEL])
+    except UsageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+
+
+def _difference(file: Path, written: FileFacts) -> str:
+    """What tells a file from the one that was written; empty: nothing."""
+    status = file.stat()
+    # First what costs nothing: what is larger than it should be, or a pipe, is not read to its end.
+    if not S_ISREG(status.st_mode) or status.st_size != written.bytes or _describe(file) != written:
+        return f"{file} is not the file that was written (size or checksum differs)"
     return ""
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """The JSON values stored in a checkpoint."""
-    return read_json(path / STATE)
-
-
-def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-    """Put a checkpoint's weights and running averages back, in every process.
-
-    Args:
-        path: the checkpoint; the main process alone reads it, the others may give None.
-        module: gets the weights, whole or divided among the processes.
-        optimizer: gets the running averages.
-        world: the processes.
+def read_state(path: Path) -> TrainingState:
+    """The state stored in a checkpoint.
 
     Raises:
-        MAEError: the checkpoint is damaged, or of another model.
+        MAEError: it is none, or of another step.
     """
-    stored: dict[str, dict[str, Tensor]] = {}
-
-    def read() -> dict[str, Any]:
-        assert path is not None
-        if wrong := check(path):
-            raise MAEError(f"{wrong}; delete that folder to go on from an earlier checkpoint")
-        try:
-            stored.update({MODEL: load_file(path / MODEL), OPTIMIZER: load_file(path / OPTIMIZER)})
-            _check_fit(module, stored[MODEL], stored[OPTIMIZER])
-        except (ValueError, SafetensorError) as error:
-            raise MAEError(f"{path} does not fit this model: {error}") from error
-        # What the others must make room for.
-        return {
-            file: {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()}
-            for file, tensors in stored.items()
-        }
-
-    table = world.from_main(read)
-    weights = module.state_dict()
-    with torch.no_grad():
-        for name, form in table[MODEL].items():
-            received = _received(stored.get(MODEL, {}).get(name), form, weights[name].device, world)
-            weights[name].copy_(divided_like(weights[name], received))
-    _load_optimizer(module, optimizer, table[OPTIMIZER], stored.get(OPTIMIZER, {}), world)
+    return read_training_state(path, folder_step=folder_step(path))
 
 
-def _check_fit(module: nn.Module, weights: Mapping[str, Tensor], averages: Mapping[str, Tensor]) -> None:
-    """Refuse weights of other names or shapes, and averages of parameters that are not there."""
-    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    if missing := sorted(own.keys() - weights.keys()):
-        raise ValueError(f"it lacks {', '.join(missing[:_NUM_NAMED])}")
-    if unknown := sorted(weights.keys() - own.keys()):
-        raise ValueError(f"it holds {', '.join(unknown[:_NUM_NAMED])}, which the model does not")
-    for name, shape in own.items():
-        if tuple(weights[name].shape) != shape:
-            raise ValueError(f"{name} is {tuple(weights[name].shape)} there, {shape} here")
-    for name, tensor in averages.items():
-        parameter, _, kind = name.rpartition("/")
-        if parameter not in own or (kind != "step" and tuple(tensor.shape) != own[parameter]):
-            raise ValueError(f"the average {name} is of no parameter of the model")
-
-
-def _received(stored: Tensor | None, form: Sequence[Any], device: torch.device, world: World) -> Tensor:
-    """The main process's tensor, on a device of this one."""
-    shape, dtype = form
-    here = torch.empty(shape, dtype=_DTYPES[dtype], device=device) if stored is None else stored.to(device)
-    world.broadcast(here)
-    return here
+def folder_step(path: Path) -> int | None:
+    """The number of steps in the name of a checkpoint's folder; None where it has another name."""
+    found = _NAME.fullmatch(path.name)
+    return None if found is None else int(found[1])
 
 
 def _optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -335,32 +322,17 @@ def _optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Ten
     }
 
 
-def _load_optimizer(
-    module: nn.Module,
-    optimizer: Optimizer,
-    table: Mapping[str, Sequence[Any]],
-    stored: Mapping[str, Tensor],
-    world: World,
-) -> None:
-    parameters = dict(module.named_parameters())
-    for full_name, form in table.items():
-        name, key = full_name.rsplit("/", 1)
-        parameter = parameters[name]
-        # AdamW wants its step counter where it put it, the averages beside the weights.
-        device = optimizer.param_groups[0]["params"][0].device if key == "step" else parameter.device
-        received = _received(stored.get(full_name), form, device, world)
-        optimizer.state[parameter][key] = received if key == "step" else divided_like(parameter, received)
-
-
 def _committed(folder: Path) -> list[Path]:
     """Committed checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
 
 
 def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    step = folder_step(path)
+    assert step is not None
+    return step
 
 
 def _some(damaged: Sequence[str]) -> str:
@@ -372,13 +344,13 @@ def _is_kept(path: Path) -> bool:
     """Whether the manifest says so: it holds for good, whatever the run is told when it goes on."""
     try:
         return read_json(path / MANIFEST)["kept"] is True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return False
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> FileFacts:
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return FileFacts(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _flush(path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mae.errors import MAEError
+from mae.records import shown, to_json
 from mae.training import checkpoint
 from mae.training.agreement import Agreement, Word
 from mae.training.checkpoint import Snapshot, take_snapshot, with_weights
@@ -26,10 +27,12 @@ from mae.training.distributed import ToldByMain, World
 from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps, all_finite
 from mae.training.log import Observer
 from mae.training.meter import Meter
+from mae.training.restoring import restore
 from mae.training.saver import BackgroundWriter
 from mae.training.schedule import WarmupCosine
 from mae.training.sharding import exchanging_gradients, is_sharded, whole
 from mae.training.signals import StopSignals
+from mae.training.state import STATE, TrainingState, check_scaler, refused
 
 SECONDS_BETWEEN_SAVES = 600.0
 _KEPT_CHECKPOINTS = 2
@@ -127,7 +130,7 @@ class Trainer:
         self.batches = batches
         self.settings = settings
         self.folder = folder
-        self.identity = dict(identity)
+        self.identity = json.loads(json.dumps(dict(identity)))  # as it is read again; fails here if it is not plain
         self.metadata = metadata
         self.device = device
         self.world = world
@@ -165,18 +168,38 @@ class Trainer:
         Raises:
             MAEError: it is damaged, or of another run.
         """
-        state = self.world.from_main(partial(checkpoint.read_state, path))
-        for name, value in self.identity.items():
-            if state["identity"].get(name) != value:
-                raise MAEError(
-                    f"{path} was written with {name} {state['identity'].get(name)!r}, this run has {value!r}; "
-                    "start a new run in another folder, or go on with what it was started with"
-                )
-        checkpoint.restore(path, module=self.module, optimizer=self.optimizer, world=self.world)
-        self._scaler.load_state_dict(state["scaler"])
-        self.step, self.seconds = state["step"], state["seconds"]
-        self._went_back_at = state.get("went_back_at")
+        state = TrainingState(**self.world.from_main(lambda: to_json(self._read_state(path))))
+        restore(path, module=self.module, optimizer=self.optimizer, world=self.world)
+        self._scaler.load_state_dict(state.scaler)
+        self.step, self.seconds = state.step, state.seconds
+        self._went_back_at = state.went_back_at
         self._saved_step = self.step
+
+    def _read_state(self, path: Path) -> TrainingState:
+        """The state in a checkpoint, which is one that this run can have written.
+
+        Raises:
+            MAEError: it is not.
+        """
+        state = checkpoint.read_state(path)
+        for name, value in self.identity.items():
+            if name not in state.identity or state.identity[name] != value:
+                there = shown(state.identity[name]) if name in state.identity else "nothing"
+                raise MAEError(
+                    f"{path} was written with {name} {there}, this run has {shown(value)}; start a new run in another "
+                    "folder, or go on with what it was started with"
+                )
+        samples = state.step * self.settings.batch_size
+        wrong = check_scaler(state.scaler, self._scaler.state_dict())
+        if unknown := sorted(state.identity.keys() - self.identity.keys()):
+            wrong = f"identity has the entries {shown(unknown)}, which this run does not have"
+        if state.samples != samples:
+            wrong = f"samples is {state.samples}; expected {samples}, batches of {self.settings.batch_size}"
+        if state.step > self.settings.total_steps:
+            wrong = f"step is {state.step}; expected at most {self.settings.total_steps}, the steps of this run"
+        if wrong:
+            raise refused(path, f"{path / STATE}: {wrong}")
+        return state
 
     def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
         """Train to the end, or until a signal asks one of the processes to stop; either way the last step is saved.
@@ -338,8 +361,9 @@ class Trainer:
         if newest is None or lately:
             why = self._why_it_ends(broken, newest)
             raise (MAEError if self.world.is_main else ToldByMain)(why)
-        checkpoint.restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
-        self._scaler.load_state_dict(self.world.from_main(partial(checkpoint.read_state, newest))["scaler"])
+        scaler = self.world.from_main(lambda: self._read_state(newest).scaler)
+        restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
+        self._scaler.load_state_dict(scaler)
         self._went_back_at = self.step
         self._finite.begin_afresh()
         text = (
@@ -408,24 +432,22 @@ class Trainer:
         began = time.monotonic()
         snapshot = take_snapshot(self.module, self.optimizer, keep=self.world.is_main)
         if self.world.is_main:
-            state = {
-                "step": self.step,
-                "samples": self.samples,
-                "seconds": self.seconds,
-                "scaler": self._scaler.state_dict(),
-                "went_back_at": self._went_back_at,
-                "identity": self.identity,
-            }
-            json.dumps(state)  # fails here, before anything is written, if a value is not plain
+            state = TrainingState(
+                step=self.step,
+                samples=self.samples,
+                seconds=self.seconds,
+                scaler=self._scaler.state_dict(),
+                went_back_at=self._went_back_at,
+                identity=self.identity,
+            )
             seen = with_weights(self.seen, snapshot.weights)
             self._writer.begin(partial(self._stage, snapshot, seen, state, self._is_for_good()))
         self._pending = self._saved_step = self.step
         self._saved_at = time.monotonic()
         self._meter.left_out(self._saved_at - began)
 
-    def _stage(self, snapshot: Snapshot, seen: nn.Module, state: Mapping[str, Any], kept: bool) -> None:
-        step, metadata = state["step"], self.metadata(seen)
-        checkpoint.stage(self.folder, snapshot, step=step, state=state, metadata=metadata, kept=kept)
+    def _stage(self, snapshot: Snapshot, seen: nn.Module, state: TrainingState, kept: bool) -> None:
+        checkpoint.stage(self.folder, snapshot, state=state, metadata=self.metadata(seen), kept=kept)
 
     def _finish_save(self) -> None:
         """Commit the checkpoint under way, once it is written, and make room; every process does so at one step."""

@@ -33,6 +33,9 @@ class LARS(Optimizer):
         trust: float = 0.001,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+        for group in self.param_groups:  # at once, so that a checkpoint has them whether a step was taken or not
+            for weight in group["params"]:
+                self.state[weight]["mu"] = torch.zeros_like(weight)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -41,11 +44,9 @@ class LARS(Optimizer):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                state = self.state[weight]
-                if not state:
-                    state["mu"] = torch.zeros_like(weight)
-                state["mu"].mul_(group["momentum"]).add_(_scaled(weight, weight.grad, group))
-                weight.add_(state["mu"], alpha=-group["lr"])
+                mu = self.state[weight]["mu"]
+                mu.mul_(group["momentum"]).add_(_scaled(weight, weight.grad, group))
+                weight.add_(mu, alpha=-group["lr"])
 
 
 def _scaled(weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:

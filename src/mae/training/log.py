@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from mae.errors import MAEError
 from mae.records import write_whole
+from mae.training.run_records import wrong_row
 
 LogRow = Mapping[str, Any]
 
@@ -45,14 +47,31 @@ class JsonLines:
         self._file.close()
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; none where there is no file. A last line cut short by a kill is left out."""
+def read_rows(path: Path, *, complete: bool = False) -> list[dict[str, Any]]:
+    """The rows of a metrics file; none where there is no file. A last line cut short by a kill is left out.
+
+    Args:
+        path: the file.
+        complete: whether rows of losses must have all that a run writes.
+
+    Raises:
+        MAEError: a line holds what no run writes.
+    """
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    *lines, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, line in enumerate([*lines, last] if last else lines, 1):
         try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
+            row = json.loads(line)
+            wrong = wrong_row(row, complete=complete)
+        except (ValueError, RecursionError) as error:
+            if number > len(lines):
+                break
+            wrong = f"no JSON ({error})"
+        if wrong:
+            raise MAEError(
+                f"{path} holds what no run writes in line {number}: {wrong}; put back what was edited by hand"
+            )
+        rows.append(row)
     return rows
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.records import aside, write_json
-from mae.training.checkpoint import MODEL, tell, usable_checkpoint
+from mae.training.checkpoint import check_weights, tell, usable_checkpoint
+from mae.training.lock import HOLDER, LOCK
+from mae.training.state import MANIFEST, MODEL
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class RunFolder:
         """Whether it is an empty folder, or holds what a start leaves that was killed before it had begun a run."""
         if not self.root.is_dir():
             return False
-        leftovers = {self.panels, self.data, aside(self.data), aside(self.config)}
+        locks = {self.root / LOCK, self.root / HOLDER}
+        leftovers = {self.panels, self.data, aside(self.data), aside(self.config), *locks}
         return leftovers.issuperset(self.root.iterdir()) and not (self.panels.is_dir() and any(self.panels.iterdir()))
 
     def begin(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
@@ -119,11 +122,13 @@ def find_weights(path: Path) -> Path:
 
     Raises:
         UsageError: nothing of that kind is there.
-        MAEError: a run, and every checkpoint of it is damaged.
+        MAEError: a run, and every checkpoint of it is damaged; a checkpoint, and its weights are.
     """
     if path.is_file():
         return path
     if (path / MODEL).is_file():
+        if (path / MANIFEST).is_file() and (wrong := check_weights(path)):
+            raise MAEError(f"{wrong}; put the file back from a copy, or take another checkpoint")
         return path / MODEL
     run = RunFolder(path)
     newest, note = usable_checkpoint(run.checkpoints)
