@@ -1,5 +1,6 @@
 """A disk that is really full: a small file system in memory, where this machine lets one be made."""
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,57 @@ def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_goes_on_when_there_is_roo
     mae.pretrain(out=run, resume=True, quiet=True)
     assert all((value == weights(run)[name]).all() for name, value in weights(whole.folder).items())
     assert (run / "metrics.jsonl").read_text().count('"step": 12,') >= 1
+
+
+def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 12 steps that was stopped at one of them."""
+    with monkeypatch.context() as patch:
+        clip = Trainer._clip
+        patch.setattr(
+            Trainer,
+            "_clip",
+            lambda self: [self.step == step - 1 and signal.raise_signal(signal.SIGTERM), clip(self)][1],
+        )
+        assert not mae.pretrain(out=run, **OPTIONS).finished
+
+
+def num_bytes(checkpoint: Path) -> int:
+    return sum(path.stat().st_size for path in checkpoint.iterdir())
+
+
+@pytest.mark.parametrize("step", [2, 5])
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_run_goes_on_where_there_is_room_for_one_checkpoint(
+    disk: Path,
+    tmp_path: Path,
+    step: int,
+    aside: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Whether it has one checkpoint or two; what a killed writer left counts as room."""
+    run, whole = disk / "run", mae.pretrain(out=tmp_path / "whole", **OPTIONS)
+    stopped_at(run, step, monkeypatch)
+    newest = max((run / "checkpoints").iterdir())
+    one = num_bytes(newest)
+    if aside:
+        shutil.copytree(newest, run / "checkpoints" / ".writing-step-00000006")
+    fill(disk, leave=int((0.6 if aside else 1.6) * one))
+    mae.pretrain(out=run, resume=True, quiet=True)
+    assert all((value == weights(run)[name]).all() for name, value in weights(whole.folder).items())
+    assert checkpoints(run)[-1] == "step-00000012"
+    assert ("step-00000002 is given up for it" in caplog.text) == (step == 2)
+
+
+def test_a_run_is_not_begun_again_where_there_is_no_room_for_one(disk: Path, monkeypatch: pytest.MonkeyPatch):
+    run = disk / "run"
+    stopped_at(run, 5, monkeypatch)
+    before, one = checkpoints(run), num_bytes(max((run / "checkpoints").iterdir()))
+    wall = fill(disk, leave=one // 2)
+    with pytest.raises(mae.MAEError, match=r"GB free; its next checkpoint needs .* GB; free space there$"):
+        mae.pretrain(out=run, resume=True, quiet=True)
+    assert checkpoints(run) == before
+    wall.unlink()
+    mae.pretrain(out=run, resume=True, quiet=True)
+    fill(disk, leave=200_000)  # a run that is over writes no checkpoint any more
+    assert mae.pretrain(out=run, resume=True, quiet=True).finished

@@ -176,3 +176,15 @@ def test_only_a_manifest_that_says_so_keeps_a_checkpoint(tmp_path: Path, kept: s
     (tmp_path / "step-00000003" / "manifest.json").write_text(kept)
     checkpoint.prune(tmp_path, keep=1, step=12)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000009", "step-00000012"]
+
+
+def test_what_was_restored_does_not_hang_on_the_files(written: Path):
+    """Files are mapped into memory as they are read: what stays of them would change with them, and keep their room."""
+    trainer, path = make_trainer(written), written / "step-00000012"
+    trainer.resume(path)
+    before = [value.clone() for values in trainer.optimizer.state.values() for value in values.values()]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        with (path / name).open("r+b") as file:
+            file.write(b"\xff" * (path / name).stat().st_size)
+    after = [value for values in trainer.optimizer.state.values() for value in values.values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

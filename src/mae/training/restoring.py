@@ -163,7 +163,10 @@ def _some(names: Sequence[str]) -> str:
 def _received(stored: Tensor | None, form: Sequence[Any], device: torch.device, world: World) -> Tensor:
     """The main process's tensor, on a device of this one."""
     shape, dtype = form
-    here = torch.empty(shape, dtype=_DTYPES[dtype], device=device) if stored is None else stored.to(device)
+    if stored is None:
+        here = torch.empty(shape, dtype=_DTYPES[dtype], device=device)
+    else:  # a copy: what was read is the file itself, which would keep its room on the disk and must not change
+        here = stored.to(device, copy=True)
     world.broadcast(here)
     return here
 
