@@ -275,6 +275,43 @@ def test_in_a_terminal_the_view_is_shown_anew(run, clock):
     assert "step 30 of 130" in text.getvalue() and "step 40 of 130" in text.getvalue()
 
 
+def test_a_clock_that_was_set_anew_does_not_mislead(run, clock, monkeypatch):
+    """While it is watched a run is live as long as its files change, whatever the time of day says."""
+    hours, ticks, now = 36_000.0, [0.0], [WRITTEN + 5]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: ticks[0])
+    monkeypatch.setattr(watch.time, "time", lambda: now[0])
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(watch, "terminal_view", lambda state: seen.append((state.status, state.step)) or "")
+
+    def later(*, jump: float, seconds: float, step: int = 0) -> None:
+        now[0] += jump
+        ticks[0] += seconds
+        if step:
+            write(run, [*ROWS, row(step, 40.0)])
+
+    clock += [
+        lambda: later(jump=hours, seconds=2, step=40),
+        lambda: later(jump=-3 * hours, seconds=2),
+        lambda: later(jump=hours, seconds=2, step=50),
+        lambda: later(jump=0, seconds=101),
+        KeyboardInterrupt,
+    ]
+    console = Console(file=StringIO(), width=200, force_terminal=True)
+    watch.watch(run.root, page=None, every=10, once=False, console=console)
+    assert seen == [("live", 30), ("live", 40), ("live", 40), ("live", 50), ("stopped", 50)]
+    state = read_state(run.root, now=WRITTEN + hours, silent=3.0)
+    assert (state.status, state.written_at) == ("live", WRITTEN + hours - 3)
+    assert read_state(run.root, now=WRITTEN, silent=101.0).status == "stopped"
+
+
+def test_times_that_are_still_to_come_tell_nothing_while_others_do(run):
+    os.utime(run.config, (WRITTEN + 36_000, WRITTEN + 36_000))  # begun before the clock was set back
+    assert read_state(run.root, now=WRITTEN + 5).status == "live"
+    assert read_state(run.root, now=WRITTEN + 200).status == "stopped"
+    write(run, ROWS)
+    assert read_state(run.root, now=WRITTEN - 36_000).status == "live"  # all of them: it cannot be known
+
+
 @pytest.mark.parametrize(("terminal", "once"), [(False, False), (False, True), (True, True)])
 def test_once_or_without_a_terminal_the_state_is_shown_once(run, clock, terminal, once):
     text = StringIO()  # the clock has no event: to sleep would fail

@@ -77,9 +77,12 @@ def _describe_images(prepared: Prepared) -> str:
     if images.no_data is not None:
         lines.append(f"{images.no_data} in the files means no data: left out of statistics and loss")
     if images.unreadable:
-        lines.append(f"{len(images.unreadable)} unreadable; others are shown in their place:")
-        lines += images.unreadable[:_SHOWN_UNREADABLE]
+        lines += _describe_unreadable(images.unreadable)
     return "\n".join(lines)
+
+
+def _describe_unreadable(unreadable: Sequence[str]) -> list[str]:
+    return [f"{len(unreadable)} unreadable; others are shown in their place:", *unreadable[:_SHOWN_UNREADABLE]]
 
 
 def _describe_channels(images: ImageSet) -> str:
@@ -246,6 +249,7 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
         [
             ("loss", _describe_loss(summary["loss"], summary["terms"], baseline)),
             *((name, _describe_watched(watched)) for name, watched in summary["evaluation"].items()),
+            *([("images", "\n".join(_describe_unreadable(summary["unreadable"])))] if summary["unreadable"] else []),
             ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
             ("model", str(folder.root / (summary["checkpoint"] or ""))),
             ("pictures", str(folder.root / summary["panel"])),

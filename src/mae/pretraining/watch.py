@@ -3,6 +3,7 @@
 No PyTorch here: who watches should not take the memory of what is watched.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -68,10 +69,10 @@ def watch(folder: Path, *, page: Path | None, every: int, once: bool, console: C
 
 def _follow(folder: Path, page: Path | None, every: int, console: Console) -> None:
     """Show and write the state until the run is finished."""
-    due = time.monotonic()
+    due, silence = time.monotonic(), _Silence(folder)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            state = read_state(folder, now=time.time())
+            state = read_state(folder, now=time.time(), silent=silence.seconds())
             if console.is_terminal:
                 live.update(terminal_view(state), refresh=True)
             if state.status == "finished":
@@ -82,12 +83,36 @@ def _follow(folder: Path, page: Path | None, every: int, console: Console) -> No
             time.sleep(min(_SECONDS_BETWEEN_VIEWS, every))
 
 
-def read_state(folder: Path, *, now: float) -> RunState:
+class _Silence:
+    """How long a run has written nothing, by a clock that does not jump.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._marks = self._look()
+        self._changed_at: float | None = None
+
+    def seconds(self) -> float | None:
+        """Since the last change that was seen here; None: none was seen yet."""
+        if (marks := self._look()) != self._marks:
+            self._marks, self._changed_at = marks, time.monotonic()
+        return None if self._changed_at is None else time.monotonic() - self._changed_at
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [(status.st_mtime_ns, status.st_size) for status in _files(self._folder)]
+
+
+def read_state(folder: Path, *, now: float, silent: float | None = None) -> RunState:
     """What the files of a run tell of it; they are only read.
 
     Args:
         folder: the run's folder, of a live run or one that is over.
         now: seconds since 1970.
+        silent: seconds for which it has written nothing; None: as its files' times tell, by which a clock that was
+            set anew, or another machine's, misleads.
 
     Raises:
         UsageError: `folder` holds no run, or its `config.json`, `data.json` or `summary.json` is none.
@@ -99,7 +124,8 @@ def read_state(folder: Path, *, now: float) -> RunState:
     summary = read_summary(folder / _SUMMARY, needed=_OF_SUMMARY) if (folder / _SUMMARY).is_file() else None
     try:
         rows = read_rows(folder / _METRICS)
-        state = _state(folder, config, found, summary, rows, now)
+        written_at = _written_at(folder, now) if silent is None else now - silent
+        state = _state(folder, config, found, summary, rows, now, written_at)
     except MAEError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:  # such as a row without a step
@@ -118,8 +144,9 @@ def _state(
     summary: Mapping[str, Any] | None,
     rows: Sequence[LogRow],
     now: float,
+    written_at: float,
 ) -> RunState:
-    trained, written_at = loss_rows(rows), _written_at(folder)
+    trained = loss_rows(rows)
     step = max((int(row["step"]) for row in rows), default=0)
     total = _total_steps(config, found, summary, rows)
     silent = max(0.0, now - written_at)
@@ -172,10 +199,18 @@ def _total_steps(
     return total_steps(config, int(found["images"]))
 
 
-def _written_at(folder: Path) -> float:
-    """When something was last written; a folder changes when a file is put there."""
+def _written_at(folder: Path, now: float) -> float:
+    """When something was last written; a folder changes when a file is put there.
+
+    Times that are still to come are of a clock that was set back since: they tell nothing while others do.
+    """
+    times = [status.st_mtime for status in _files(folder)]
+    return max((each for each in times if each <= now + _LEAST_PATIENCE), default=max(times))
+
+
+def _files(folder: Path) -> list[os.stat_result]:
     files = [folder / name for name in (_CONFIG, _METRICS, _SUMMARY, _PANELS, _CHECKPOINTS)]
-    return max(file.stat().st_mtime for file in files if file.exists())
+    return [file.stat() for file in files if file.exists()]
 
 
 def _patience(rows: Sequence[LogRow]) -> float:
