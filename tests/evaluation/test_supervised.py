@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from light import forget_images
 from tiny_bench import by_function, make_bench, small_model, striped
 
@@ -23,6 +25,7 @@ from mae.evaluation.extractors import model_extractor
 from mae.evaluation.finetune import Finetune
 from mae.evaluation.linear_probe import LinearProbe
 from mae.evaluation.supervised import SupervisedPlan, SupervisedTraining, largest_batch
+from mae.training.lock import LOCK
 from mae.training.log import read_rows
 
 BROKEN = frozenset({0, 3, 4, 11, 19})
@@ -165,3 +168,22 @@ def test_parts_that_do_not_divide_the_batch_are_refused(tmp_path: Path):
     bench = make_bench(tmp_path, small_model(), train=striped(32, seed=1), test=striped(12, seed=2))
     with pytest.raises(UsageError, match="cannot be divided into 3"):
         Finetune(epochs=1, batch_size=16, accumulate=3).run(bench)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the other one writes aside would be taken for a killed one's leftovers."""
+    monkeypatch.setattr("mae.training.lock._PATIENCE", 0.2)
+    train, test = striped(32, seed=1), striped(12, seed=2)
+
+    def run() -> None:
+        Finetune(epochs=1.0, batch_size=16).run(make_bench(tmp_path, small_model(), train=train, test=test))
+
+    run()
+    (folder,) = (tmp_path / "evaluation" / "finetune").iterdir()
+    aside = folder / "checkpoints" / ".writing-step-00000009"
+    aside.mkdir()
+    with FileLock(folder / LOCK), ThreadPoolExecutor() as pool:
+        with pytest.raises(UsageError, match=f"{folder.name} is being written by another process"):
+            pool.submit(run).result()
+        assert aside.exists()
+    run()

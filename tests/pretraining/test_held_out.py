@@ -2,23 +2,32 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from light import forget_images
+from PIL import Image
 from rich.console import Console
 
 import mae
 from mae.config import PretrainConfig
 from mae.data.augmentation import central_crop
+from mae.data.images import ImageSet
+from mae.data.limits import UnreadableImage
 from mae.data.loaders import TrainingLoader, normalise
+from mae.data.packing import pack
 from mae.errors import MAEError, UsageError
 from mae.pretraining import monitor
 from mae.pretraining.monitor import make_monitor
-from mae.pretraining.parts import fresh_model
+from mae.pretraining.parts import fresh_model, make_loader
 from mae.pretraining.settle import num_held_out, prepare
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.training.distributed import World
@@ -71,6 +80,48 @@ def test_none_of_them_is_ever_trained_on(
     held_out = set(prepared(result.folder).held_out.tolist())
     trained = set(torch.cat(seen).tolist())
     assert len(held_out) == 28 and not held_out & trained and len(trained) >= 1408  # the rest of an epoch is dropped
+
+
+@pytest.mark.parametrize("kind", ["files", "pack"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("views", "workers"), [(1, 0), (4, 0), (2, 1)])
+def test_none_is_in_a_batch_of_any_epoch_process_or_view_nor_in_place_of_a_broken_one(
+    tmp_path: Path, kind: str, world: int, views: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first step on, and from one in the midst of an epoch, where a run goes on."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    for number in range(96):
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(tmp_path / "images" / f"{number:02d}.png")
+    source = tmp_path / "images"
+    if kind == "pack":
+        pack(str(source), source := tmp_path / "pack", per_shard=12, workers=1)
+    forget_images(monkeypatch)
+    config = PretrainConfig(
+        source=str(source), model="mae_vit_lesson_patch4", img_size=(8, 8), patch_size=(2, 2), batch_size=16,
+        accumulate=2 if world * views < 8 else 1, views=views, workers=workers, held_out=0.25, max_unreadable=0.5,
+    )  # fmt: skip
+    run = prepare(config, None, CPU, World(), resume=False)
+    held_out, get = set(run.held_out.tolist()), ImageSet.get
+    broken = set(run.trained[::5].tolist())
+
+    def some(self: ImageSet, index: int) -> torch.Tensor:
+        if index in broken:
+            raise UnreadableImage(f"{index} cannot be read")
+        return get(self, index)
+
+    monkeypatch.setattr(ImageSet, "get", some)
+    shown: set[int] = set()
+    for rank in range(world):
+        loader = make_loader(replace(run, world=World(rank=rank, size=world, local_rank=rank, local_size=world)))
+        for start, steps in ((0, 3 * run.steps_per_epoch), (run.steps_per_epoch // 2 + 1, 2)):
+            with closing(loader.iterate(start)) as batches:
+                for batch in islice(batches, steps * config.accumulate):
+                    assert not held_out & (set(batch.shown.tolist()) | set(batch.ids.tolist()))
+                    shown |= set(batch.shown.tolist())
+    # Of the others none is missing but the broken ones, and what the end of each epoch drops.
+    assert len(held_out) == 24 and shown <= set(run.trained.tolist()) - broken
+    assert len(shown) >= 0.9 * (len(run.trained) - len(broken))
 
 
 @pytest.mark.digits

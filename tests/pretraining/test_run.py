@@ -1,6 +1,8 @@
 import json
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 
 import mae
 from mae.config import PretrainConfig
+from mae.errors import UsageError
 from mae.training.log import loss_rows, read_rows
 
 Run = Callable[..., mae.PretrainResult]
@@ -170,3 +173,17 @@ def test_images_of_one_colour_have_no_yardstick(tmp_path: Path):
     options = {"img_size": 32, "patch_size": 8, "batch_size": 8, "steps": 1, "norm_pix_loss": False, "device": "cpu"}
     result = mae.pretrain(folder, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, **options)
     assert result.summary["loss_over_mean_predictor"] is None
+
+
+@pytest.mark.parametrize("options", [{}, {"views": 1, "optimizer": "muon"}, {"resident": True}, {"workers": 1}])
+def test_a_batch_may_hold_one_image(pretrain: Run, options: dict[str, Any]):
+    result = pretrain(batch_size=1, steps=3, **options)
+    assert result.finished and result.summary["samples"] == 3 and isfinite(result.summary["loss"])
+    assert mae.pretrain(out=result.folder, resume=True, quiet=True).finished
+
+
+def test_a_batch_of_one_image_cannot_be_shared(pretrain: Run):
+    for options, told in (({"accumulate": 2}, "multiple of 2"), ({"views": 2}, "multiple of 2"),
+                          ({"uniformity": 0.1}, "leaves one")):  # fmt: skip
+        with pytest.raises(UsageError, match=told):
+            pretrain(batch_size=1, steps=3, **options)

@@ -291,3 +291,34 @@ def test_speed_leaves_out_what_is_done_before_the_first_step(tmp_path: Path):
     time.sleep(0.5)
     trainer.run(observers=[recorder], tasks=[task])
     assert recorder.rows[0]["images_per_second"] > 8 / 0.4
+
+
+@pytest.mark.parametrize("jump", [36_000.0, -36_000.0])
+def test_a_clock_that_is_set_anew_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float):
+    """Neither when it saves nor how long it took: both are told by a clock that does not jump."""
+    told, at = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: told() + at[0])
+    recorder, began = Recorder(), time.monotonic()
+
+    def set_anew(step: int) -> None:
+        at[0] = jump * (step >= 5)
+
+    trainer = make_trainer(tmp_path, save_every=None)
+    trainer.run(observers=[recorder], tasks=[PeriodicTask(every=1, run=set_anew)])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000012"]
+    seconds = [row["seconds"] for row in recorder.rows]
+    assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.monotonic() - began
+    assert all(row["images_per_second"] > 0 and 0 <= row["data_wait"] <= 1 for row in recorder.rows)
+    assert make_trainer(tmp_path).resume(tmp_path / "step-00000012") is None
+
+
+def test_ten_minutes_are_told_by_a_clock_that_does_not_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ticks = [0.0]
+    monkeypatch.setattr("mae.training.engine.time.monotonic", lambda: ticks[0])
+
+    def tick(step: int) -> None:
+        ticks[0] += 150
+
+    make_trainer(tmp_path, save_every=None).run(tasks=[PeriodicTask(every=1, run=tick)])
+    # After more than 600 s, so after 5 steps, and then again; the last step is always saved.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000011", "step-00000012"]

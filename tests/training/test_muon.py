@@ -1,5 +1,6 @@
 """Muon beside PyTorch's own, and beside AdamW for what is no matrix of a block."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from test_finite import weights_after_each_step
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
-from toy import Recorder, make_trainer
+from toy import Output, Recorder, batches, make_trainer
 
 from mae.models.zoo import create_model
 from mae.training import muon
+from mae.training.engine import TrainingSettings
 from mae.training.muon import Muon, orthogonal
 from mae.training.optimizer import make_optimizer
 
@@ -132,3 +134,59 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path):
     again.resume(tmp_path / "whole" / "step-00000008")
     again.run()
     assert all(map(torch.equal, again.module.parameters(), whole.module.parameters()))
+
+
+class Hidden(nn.Module):
+    """One hidden layer, whose matrix is one inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 6))
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Output:
+        loss = (self.head(self.blocks(x).tanh()) - y).square().mean()
+        return Output(loss=loss, terms={"square": loss})
+
+
+def by_hand(settings: TrainingSettings) -> dict[str, torch.Tensor]:
+    """The same training in float64: whole batches, singular values, AdamW a formula at a time."""
+    torch.manual_seed(0)
+    module = Hidden().double()
+    named = dict(module.named_parameters())
+    past = {name: torch.zeros(2, *p.shape, dtype=torch.float64) for name, p in named.items()}
+    for step in range(settings.total_steps):
+        batch = {name: values.double() for name, values in next(batches(step)).items()}
+        gradients = dict(zip(named, torch.autograd.grad(module(**batch).loss, list(named.values())), strict=True))
+        norm = float(torch.cat([g.flatten() for g in gradients.values()]).norm())
+        rate, t = settings.schedule(settings.batch_size * step), step + 1
+        for name, p in named.items():
+            g, decay = gradients[name] * min(1.0, 1.0 / (norm + 1e-6)), 0.05 if p.ndim > 1 else 0.0
+            first, second = past[name]
+            if name == "blocks.0.weight":
+                first.mul_(0.95).add_(g, alpha=0.05)
+                u, s, v = torch.linalg.svd(0.05 * g + 0.95 * first, full_matrices=False)
+                s = s / s.norm()
+                for _ in range(5):
+                    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+                move = u @ s.diag() @ v * 0.2 * max(p.shape) ** 0.5
+            else:
+                first.mul_(0.9).add_(g, alpha=0.1)
+                second.mul_(0.95).add_(g**2, alpha=0.05)
+                move = first / (1 - 0.9**t) / ((second / (1 - 0.95**t)).sqrt() + 1e-8)
+            p.data.mul_(1 - rate * decay).sub_(rate * move)
+    return {name: p.detach() for name, p in named.items()}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 8])
+def test_parts_of_a_batch_move_it_as_the_whole_batch_does(
+    tmp_path: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
+):
+    in_float32(monkeypatch, True)
+    make = partial(make_optimizer, weight_decay=0.05, betas=(0.9, 0.95), kind="muon")
+    trainer = make_trainer(tmp_path, module=Hidden, optimizer=make, accumulate=accumulate)
+    trainer.run()
+    expected = by_hand(trainer.settings)
+    assert [group["orthogonal"] for group in trainer.optimizer.param_groups].count(True) == 1
+    for name, parameter in trainer.module.named_parameters():
+        torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-4, atol=1e-5)

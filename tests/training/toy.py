@@ -86,17 +86,18 @@ def make_trainer(
     *,
     broken_at: Collection[int] = (),
     identity: str = "toy",
+    module: Callable[[], nn.Module] = Line,
     optimizer: Callable[[nn.Module], Optimizer] = adamw,
     capture: Callable[[int], Path] | None = None,
     **changes: Any,
 ) -> Trainer:
-    """A trainer of a freshly seeded line."""
+    """A trainer of a freshly seeded module, a line where none is given."""
     settings = replace(SETTINGS, **changes)
     torch.manual_seed(0)
-    module = Line()
+    made = module()
     return Trainer(
-        module=module,
-        optimizer=optimizer(module),
+        module=made,
+        optimizer=optimizer(made),
         batches=lambda step: batches(step, accumulate=settings.accumulate, broken_at=broken_at),
         settings=settings,
         folder=folder,
