@@ -56,5 +56,8 @@ class Pictures:
     def fingerprint(self) -> str:
         return "f" * 16
 
+    def content(self, index: int) -> str:
+        return "c" * 16
+
     def version(self) -> str:
         return "e" * 16

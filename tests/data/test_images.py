@@ -108,7 +108,7 @@ def test_a_header_that_cannot_be_read_counts_once_by_the_message_of_loading():
 
 def test_the_memory_limit_is_looked_at_every_64_images(monkeypatch):
     monkeypatch.setattr("mae.data.images._SURVEYED", 1)
-    monkeypatch.setattr("mae.data.images.permutation", lambda *_: torch.arange(600))
+    monkeypatch.setattr("mae.data.sampled.permutation", lambda *_: torch.arange(600))
     source, loaded = Pictures([noise(2, 2), *[noise(50, 50)] * 599]), []
     monkeypatch.setattr(source, "load", lambda index: loaded.append(index) or source.arrays[index])
     assert not load_images(source, in_chans=None, memory_limit=50_000).in_memory

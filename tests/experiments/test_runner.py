@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def test_a_finished_job_is_not_begun(begun: Any, labelled: Path, tmp_path: Path)
         write_specs(tmp_path / "study", [job])
     Place(root=tmp_path / "study", name=job.name).result.write_text('{"finished": true}')
     assert run_jobs(tmp_path / "study", [job], console=Console(quiet=True)) == (True, {}) and not begun
+
+
+@pytest.mark.parametrize("changed", ["data_fingerprint", "images_fingerprint"])
+def test_a_study_does_not_go_on_with_images_that_were_changed(labelled: Path, tmp_path: Path, changed: str):
+    """Runs begun before and after could not be compared."""
+    (job,) = jobs(1, labelled, tmp_path)
+    job = replace(job, config={"source": str(labelled)}, **{changed: "a" * 16})
+    with alone(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
+        write_specs(tmp_path / "study", [job])
+        with pytest.raises(UsageError, match=f"{labelled} holds other images than when the study in .* was begun"):
+            write_specs(tmp_path / "study", [replace(job, **{changed: "b" * 16})])
 
 
 def test_a_study_is_carried_out_by_one_process_at_a_time(tmp_path: Path):

@@ -43,6 +43,10 @@ class ArraySource:
         sizes = np.full(len(self), self.images[0].nbytes)
         return fingerprint_of((self.item_name(index) for index in range(len(self))), sizes)
 
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the image."""
+        return pixel_digest([self.images[index]]).hex()
+
     def version(self) -> str:
         """16 hexadecimal digits of the fingerprint and all pixels."""
         return pixel_digest(self.images, start=self.fingerprint()).hex()

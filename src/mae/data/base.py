@@ -1,16 +1,18 @@
 """What every source of images offers, and how names and labels are kept."""
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
 from torch import Tensor
 
-from mae.data.limits import ImageInfo
+from mae.data.limits import ImageInfo, UnreadableImage
 from mae.errors import UsageError
 
 HELD_OUT = 0.2
@@ -46,11 +48,21 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the order, names or sizes of the items."""
+        """16 hexadecimal digits that change with the order, names or sizes of the items, and with known checksums.
+
+        No item is read for it; `content` tells of one what this cannot.
+        """
+        ...
+
+    def content(self, index: int) -> str:
+        """Hexadecimal digits that change with what an item holds; at most some images' worth is read.
+
+        Of a large file only parts are read, see `digest_of_parts`; raises `UnreadableImage`.
+        """
         ...
 
     def version(self) -> str:
-        """16 hexadecimal digits that change with the `fingerprint`, and when an item is changed in place."""
+        """16 hexadecimal digits that change with the `fingerprint`, and with the place or times of the last change."""
         ...
 
 
@@ -115,6 +127,51 @@ def pixel_digest(images: Iterable[np.ndarray], *, start: str = "") -> bytes:
         digest.update(f"{image.shape} {image.dtype.str}".encode())
         digest.update(np.ascontiguousarray(image).data)
     return digest.digest()
+
+
+_WHOLE = 64 << 10  # bytes; of larger files parts are read
+_PARTS, _PART = 8, 8 << 10
+
+
+def digest_of_parts(read: Callable[[int, int], bytes], num_bytes: int) -> str:
+    """16 hexadecimal digits (blake2b) for the content of a file, of which at most 64 KiB are read.
+
+    Up to that size all of it; of a larger file the first and the last 8 KiB, and six parts as long in between, where
+    its size says.
+
+    Args:
+        read: gives so many bytes from a place on.
+        num_bytes: the size of the file.
+    """
+    parts = [(0, num_bytes)] if num_bytes <= _WHOLE else [(place, _PART) for place in _places(num_bytes)]
+    digest = hashlib.blake2b(str(num_bytes).encode(), digest_size=8)
+    for place, length in parts:
+        digest.update(read(place, length))
+    return digest.hexdigest()
+
+
+def _places(num_bytes: int) -> list[int]:
+    last = num_bytes - _PART
+    keyed = (hashlib.blake2b(f"{num_bytes} {number}".encode(), digest_size=8).digest() for number in range(_PARTS - 2))
+    return [0, *sorted(int.from_bytes(key) % last for key in keyed), last]
+
+
+def digest_of_file(path: Path) -> str:
+    """`digest_of_parts` of a local file.
+
+    Raises:
+        UnreadableImage: it cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+
+            def read(place: int, length: int) -> bytes:
+                file.seek(place)
+                return file.read(length)
+
+            return digest_of_parts(read, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise UnreadableImage(f"{path} cannot be read: {error.strerror}") from error
 
 
 def hold_out(names: Sequence[str], labels: np.ndarray) -> np.ndarray:

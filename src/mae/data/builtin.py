@@ -101,6 +101,10 @@ class TileSource:
         names = (self.item_name(index) for index in range(len(self)))
         return fingerprint_of(names, np.full(len(self), self.side**2 * 3))
 
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the square."""
+        return pixel_digest([self.load(index)]).hex()
+
     def version(self) -> str:
         """16 hexadecimal digits of the fingerprint and the photographs' pixels."""
         return pixel_digest(self.photos, start=self.fingerprint()).hex()

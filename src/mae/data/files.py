@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 
-from mae.data.base import Names, fingerprint_of
+from mae.data.base import Names, digest_of_file, fingerprint_of
 from mae.data.decoding import HEADER_BYTES, decode, probe, recognise
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes
 from mae.errors import UsageError
@@ -65,6 +65,10 @@ class FileSource:
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.sizes)
+
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the file, see `digest_of_file`."""
+        return digest_of_file(self.root / self.names[index])
 
     def version(self) -> str:
         """16 hexadecimal digits of the folder, the names, sizes, times of the last change and names of channels."""
@@ -121,13 +125,16 @@ class ZipSource:
         return _named(probe(self.read(index), name=name), self.channels, name)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the names and sizes in order."""
-        return fingerprint_of(self.names, self.table[:, 2])
+        """16 hexadecimal digits of the names, sizes and checksums in order."""
+        return fingerprint_of(self.names, self.table[:, 2], self.table[:, 3])
+
+    def content(self, index: int) -> str:
+        """The member's checksum."""
+        return f"{self.table[index, 3]:08x}"
 
     def version(self) -> str:
         """16 hexadecimal digits of the names, sizes and checksums, and the channels' names."""
-        members = fingerprint_of(self.names, self.table[:, 2], self.table[:, 3])
-        return members if self.channels is None else fingerprint_of([members, *self.channels])
+        return fingerprint_of([self.fingerprint(), *(self.channels or ())])
 
     def take(self, indices: np.ndarray, note: str) -> "ZipSource":
         """The members at `indices` alone."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mae.data.base import Names, fingerprint_of
+from mae.data.base import Names, digest_of_parts, fingerprint_of
 from mae.data.decoding import decode, probe
 from mae.data.limits import ImageInfo, UnreadableImage, check_num_bytes
 from mae.data.parquet import ParquetRows, class_texts, first_line, open_parquet
@@ -106,6 +106,11 @@ class RowSource:
         """16 hexadecimal digits of the splits, numbers and sizes in order."""
         return fingerprint_of(map(self._place, range(len(self))), self.table.sizes(self.rows))
 
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the image file, see `digest_of_parts`; raises `UnreadableImage`."""
+        data = self.read(index)
+        return digest_of_parts(lambda place, length: data[place : place + length], len(data))
+
     def version(self) -> str:
         """16 hexadecimal digits of the fingerprint and of the files' places, sizes and times of the last change."""
         return fingerprint_of([self.fingerprint() + self.table.version()])
@@ -153,6 +158,10 @@ class StreamedSource(RowSource):
         """How many rows of the same row group follow each other, in order."""
         ends = np.flatnonzero(np.diff(self.table.group_of(self.rows), append=-1)) + 1
         return np.diff(ends, prepend=0)
+
+    def content(self, index: int) -> str:
+        """Digits of the file that the row lies in: to read the row, all of its group would have to come."""
+        return self.table.content(int(self.rows[index]))
 
 
 def open_rows(spec: str) -> RowSource:

@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from mae.data.base import Source
+from mae.data.base import Source, fingerprint_of
 from mae.data.forms import Form, choose_channels
 from mae.data.limits import ImageInfo, UnreadableImage
 from mae.data.moments import Moments, join, moments_of, no_moments
+from mae.data.sampled import Sampled, first_of, sampled
 from mae.errors import MAEError, UsageError
-from mae.randomness import LARGEST_TABLE, Stream, lazy_permutation, permutation
+from mae.randomness import Stream, permutation
 
 _SURVEYED = 256
 _SAMPLED_BLOCKS = 8  # a shard of a pack is a fair sample of it, and each of them may have to be fetched
@@ -215,17 +216,29 @@ class ImageSet:
         return (int(smallest[0]), int(smallest[1])), (int(largest[0]), int(largest[1]))
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the source's items and with what is made of them."""
-        return self._made_of(self._source_fingerprint)
+        """16 hexadecimal digits that change with the source's items and with what is made of them.
+
+        Of items that have no checksum the content of `sampled` ones is compared.
+        """
+        return self._made_of(fingerprint_of([self._listed, *self.sampled.contents]))
 
     def version(self) -> str:
-        """16 hexadecimal digits that change with the `fingerprint`, and when an item was changed in place."""
-        return self._made_of(self._source.version())
+        """16 hexadecimal digits that change with the `fingerprint`, and with the place or times of the last change."""
+        return self._made_of(fingerprint_of([self._source.version(), *self.sampled.contents]))
+
+    @property
+    def listing(self) -> str:
+        """16 hexadecimal digits of the fingerprint for which no item is read: names, sizes and known checksums."""
+        return self._made_of(self._listed)
 
     @cached_property
-    def _source_fingerprint(self) -> str:
-        # Each checkpoint tells it, and millions of names take seconds.
-        return self._source.fingerprint()
+    def sampled(self) -> Sampled:
+        """What some of the items hold."""
+        return sampled(self._source)
+
+    @cached_property
+    def _listed(self) -> str:
+        return self._source.fingerprint()  # of millions of names it takes seconds
 
     def _made_of(self, source: str) -> str:
         made = f"{source} {self.channels} {self.dtype}"
@@ -330,20 +343,13 @@ def _block_sizes(source: Source) -> Int64[Tensor, " b"] | None:
 def _sample(source: Source, seed: int, epoch: int, count: int) -> Int64[Tensor, " n"]:
     sizes = _block_sizes(source)
     if sizes is None:
-        return _first(seed, epoch, len(source), count)
+        return first_of(seed, epoch, len(source), count)
     blocks = permutation(seed, epoch, len(sizes), Stream.BLOCKS)
     enough = int(torch.searchsorted(sizes[blocks].cumsum(0), count)) + 1
     starts = sizes.cumsum(0) - sizes
     chosen = blocks[: max(enough, _SAMPLED_BLOCKS)]
     pool = torch.cat([starts[block] + torch.arange(int(sizes[block])) for block in chosen])
-    return pool[_first(seed, epoch, len(pool), count)]
-
-
-def _first(seed: int, epoch: int, length: int, count: int) -> Int64[Tensor, " n"]:
-    """The first `count` of `length` numbers in a keyed order, or all if they are fewer."""
-    if length <= LARGEST_TABLE:
-        return permutation(seed, epoch, length)[:count]
-    return lazy_permutation(seed, epoch, length, torch.arange(min(count, length)))
+    return pool[first_of(seed, epoch, len(pool), count)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mae.data import sampled
 from mae.data.base import LabelledData, Names, Source
 from mae.data.decoding import HEADER_BYTES, decode, probe, recognise
 from mae.data.limits import ImageInfo, UnreadableImage
@@ -83,11 +84,11 @@ class PackInput:
         )
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the items' names and sizes in order, and of their names in the pack."""
-        return _digest([*(source.fingerprint() for source in self.sources), *self.keys])
+        """16 hexadecimal digits of the items' names, sizes and sampled content, and of their names in the pack."""
+        return _digest([*map(sampled.fingerprint, self.sources), *self.keys])
 
     def version(self) -> str:
-        """16 hexadecimal digits that change with the `fingerprint`, and when an item is changed in place."""
+        """16 hexadecimal digits that change with the `fingerprint`, and with the place or times of the last change."""
         return _digest([self.fingerprint(), *(source.version() for source in self.sources)])
 
 

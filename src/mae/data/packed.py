@@ -130,13 +130,16 @@ class PackSource:
         return info
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the names and sizes in order."""
-        return fingerprint_of(self.names, self.index["length"])
+        """16 hexadecimal digits of the names, sizes and checksums in order."""
+        return fingerprint_of(self.names, self.index["length"], self.index["crc32"])
+
+    def content(self, index: int) -> str:
+        """The image's checksum in the index."""
+        return f"{self.index['crc32'][index]:08x}"
 
     def version(self) -> str:
         """16 hexadecimal digits of the names, sizes, checksums, the channels' names and the files they lie in."""
-        images = fingerprint_of(self.names, self.index["length"], self.index["crc32"])
-        made = "\0".join([images, self.storage.version(), *(self.channels or ())])
+        made = "\0".join([self.fingerprint(), self.storage.version(), *(self.channels or ())])
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
     def take(self, indices: np.ndarray, note: str) -> "PackSource":

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from mae.data.base import fingerprint_of
+from mae.data.base import digest_of_file, fingerprint_of
 from mae.data.cache import WrongContent, note, noted, user_cache
 from mae.data.limits import UnreadableImage
 from mae.data.storage import StoredFile
@@ -76,6 +76,11 @@ class ParquetRows:
         return {}
 
     @cached_property
+    def _digests(self) -> dict[int, str]:
+        """Of files whose content was asked for."""
+        return {}
+
+    @cached_property
     def _starts(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.groups["rows"])]).astype(np.int64)
 
@@ -125,6 +130,20 @@ class ParquetRows:
     def version(self) -> str:
         """16 hexadecimal digits of the files' places and marks."""
         return fingerprint_of(f"{file} {mark}" for file, mark in zip(self.files, self.marks, strict=True))
+
+    def content(self, row: int) -> str:
+        """Digits of parts of the file that a row lies in; of a remote one none, since they would have to be fetched.
+
+        Another file will hardly have row groups of the same `sizes`.
+
+        Raises:
+            UnreadableImage: it cannot be read.
+        """
+        number = int(self.groups["file"][int(self.group_of(np.array(row)))])
+        if number not in self._digests:
+            place = self.files[number]
+            self._digests[number] = "" if place.startswith(_REMOTE) else digest_of_file(Path(place))
+        return self._digests[number]
 
     def _told(self, number: int) -> str:
         row = self.groups[number]

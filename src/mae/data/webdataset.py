@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mae.data.base import Names, fingerprint_of
+from mae.data.base import Names, digest_of_parts, fingerprint_of
 from mae.data.cache import user_cache
 from mae.data.decoding import decode, probe
 from mae.data.files import check_any, is_image, is_visible, walk
@@ -100,6 +100,16 @@ class TarSource:
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
         return fingerprint_of(self.names, self.table["length"])
+
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the member, see `digest_of_parts`; raises `UnreadableImage`."""
+        tar, row = self.tars[self.places[index]], self.table[index]
+        try:
+            return digest_of_parts(
+                lambda place, length: self.reader(tar, int(row["offset"]) + place, length), int(row["length"])
+            )
+        except OSError as error:
+            raise UnreadableImage(f"{self.item_name(index)} cannot be read: {error.strerror or error}") from error
 
     def version(self) -> str:
         """16 hexadecimal digits of the names and sizes, and the archives' paths, sizes and times of the last change."""

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int64
 from rich.console import Console
 from torch import Tensor
 
+from mae.data import sampled
 from mae.data.augmentation import central_crop
 from mae.data.images import ImageSet
 from mae.data.sources import Source, open_source
@@ -72,7 +73,7 @@ def _write(gallery: Gallery, found: Sequence[FeatureSet], wanted: Sequence[str],
         names=[opened.item_name(number) for number in numbers],
         sizes=torch.tensor([(info.height, info.width) for info in infos]),
         arrays={name: arrays[name].numpy() for name in wanted},
-        about={"model": gallery.extractor.name, "source": source, "source_version": opened.version()},
+        about={"model": gallery.extractor.name, "source": source, "source_version": sampled.version(opened)},
     )
 
 

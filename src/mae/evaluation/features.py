@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from mae.data import sampled
 from mae.data.content import content_digests
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import evaluation_batches, normalise
@@ -77,8 +78,8 @@ class Opened:
 
     @cached_property
     def version(self) -> str:
-        """See `Source.version`; told once, since of a million names it takes seconds."""
-        return self.source.version()
+        """See `sampled.version`; told once, since of a million names it takes seconds."""
+        return sampled.version(self.source)
 
     def images(self, reading: Reading) -> ImageSet:
         """The images with these channels.

@@ -61,6 +61,8 @@ class Job:
         seed: decides weights, order, crops, masks, and what evaluations draw.
         folder: of the run.
         data: labelled images to judge on.
+        data_fingerprint: of these, names, sizes and sampled content.
+        images_fingerprint: of the images that are trained on; empty where nothing is trained.
         data_root: where sets known by name are kept.
         device: where to compute.
         overlap: what to do where test images are among the training images.
@@ -75,6 +77,8 @@ class Job:
     seed: int
     folder: Path
     data: str
+    data_fingerprint: str = ""
+    images_fingerprint: str = ""
     data_root: Path
     device: str
     overlap: Overlap = "error"

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from mae import records
 from mae.config import PretrainConfig
+from mae.data import sampled
+from mae.data.base import LabelledData, fingerprint_of
 from mae.data.images import ImageSet, load_images
 from mae.data.sources import open_labelled, open_source
 from mae.errors import MAEError, UsageError
@@ -188,7 +190,7 @@ def run_study(
     )
     plan = _told_apart(options.study(bed))
     out = config.out or Path("runs") / f"study-{plan.name}-{source_stem(config.source)}"
-    jobs = _training_jobs(plan, out.resolve(), request, config, data)
+    jobs = _training_jobs(plan, out.resolve(), request, config, data, _fingerprint(labelled))
     return _carry_out(plan, jobs, out, _facts(plan, jobs, config, data), console)
 
 
@@ -209,17 +211,19 @@ def run_features(
         UsageError: the request cannot be carried out as asked.
         MAEError: a model could not be judged; the others are.
     """
-    open_labelled(data, data_root=data_root)
+    labelled = open_labelled(data, data_root=data_root)
     plan = options.study()
     models = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]
     ours = [open_extractor(model, device=choose_device(device)).model is not None for model in models]
     out = out or Path("runs") / f"study-features-{source_stem(data)}"
+    data_fingerprint = _fingerprint(labelled)
     jobs = [
         Job(
             arm=arm.name,
             seed=0,
             folder=out.resolve() / "runs" / job_name(arm.name, 0),
             data=absolute_source(data),
+            data_fingerprint=data_fingerprint,
             data_root=data_root.resolve(),
             device=device,
             # Random weights are those of the first model whose architecture is ours.
@@ -259,7 +263,15 @@ def _beside(judgements: Sequence[Judgement], *, comparators: bool) -> tuple[Judg
     )
 
 
-def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainConfig, data: str) -> list[Job]:
+def _fingerprint(data: LabelledData) -> str:
+    """Of both parts, with the classes."""
+    parts = [sampled.fingerprint(part.source) for part in (data.train, data.test)]
+    return fingerprint_of([*parts, *data.class_names])
+
+
+def _training_jobs(
+    plan: Study, out: Path, request: Request, config: PretrainConfig, data: str, data_fingerprint: str
+) -> list[Job]:
     """Every run, seed by seed, so that each arm has as many seeds as any other whenever one looks.
 
     Raises:
@@ -286,6 +298,8 @@ def _training_jobs(plan: Study, out: Path, request: Request, config: PretrainCon
             seed=seed,
             folder=out / "runs" / job_name(arm.name, seed),
             data=absolute_source(data),
+            data_fingerprint=data_fingerprint,
+            images_fingerprint=images.fingerprint(),
             data_root=config.data_root.resolve(),
             device=config.device,
             overlap=request.overlap,

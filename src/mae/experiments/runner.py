@@ -96,13 +96,32 @@ def write_specs(root: Path, jobs: Sequence[Job]) -> None:
     """
     for job in jobs:
         place = Place(root=root, name=job.name)
-        if place.spec.exists() and (differing := _differing(read_job(place.spec), job)):
+        if not place.spec.exists():
+            continue
+        before = read_job(place.spec)
+        _check_same_images(root, before, job)
+        if differing := _differing(before, job):
             raise UsageError(
                 f"{root} holds a study whose run {job.name} differs: {differing}. Give the same options to go on with "
                 "it, or choose another --out"
             )
     for job in jobs:
         write_json(Place(root=root, name=job.name).spec, records.to_json(job))
+
+
+def _check_same_images(root: Path, before: Job, now: Job) -> None:
+    """Runs on images that were changed between them cannot be compared."""
+    trained_on = "" if now.config is None else now.config["source"]
+    told = [
+        (now.data, before.data_fingerprint, now.data_fingerprint, before.data),
+        (trained_on, before.images_fingerprint, now.images_fingerprint, (before.config or {}).get("source")),
+    ]
+    for source, one, other, source_before in told:
+        if one != other and source == source_before:
+            raise UsageError(
+                f"{source} holds other images than when the study in {root} was begun, whose runs could not be "
+                "compared; put them back, or choose another --out"
+            )
 
 
 def _differing(before: Job, now: Job) -> str:

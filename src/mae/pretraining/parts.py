@@ -72,7 +72,7 @@ def make_trainer(prepared: Prepared, model: MaskedAutoencoder) -> Trainer:
         batches=partial(_batches, prepared, model, make_loader(prepared)),
         settings=settings,
         folder=prepared.folder.checkpoints,
-        identity={"data": prepared.images.fingerprint(), "total_steps": total_steps, **_decided(prepared)},
+        identity={"data": prepared.found["fingerprint"], "total_steps": total_steps, **_decided(prepared)},
         metadata=partial(metadata_of, prepared),
         device=prepared.device,
         world=prepared.world,
@@ -165,7 +165,7 @@ def metadata_of(prepared: Prepared, model: nn.Module) -> dict[str, str]:
     origin = {
         "recipe": prepared.config.recipe,
         "data_source": Path(prepared.config.source).name,
-        "data_fingerprint": prepared.images.fingerprint(),
+        "data_fingerprint": prepared.found["fingerprint"],
         "init_from": None if prepared.config.init_from is None else Path(prepared.config.init_from).name,
     }
     licence = prepared.found.get("start", {}).get("licence")  # what they come under holds for what is made of them

@@ -25,6 +25,7 @@ from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model, model_metadata
+from mae.pretraining.same_images import check_same
 from mae.pretraining.settle import DECIDING_FACTS, Prepared, images_per_step
 from mae.randomness import sample_keys, view_keys
 from mae.records import read_record, shown, to_json, write_json
@@ -147,8 +148,7 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
         max_unreadable=config.max_unreadable,
         memory_limit=0,  # only one batch is needed
     )
-    if images.fingerprint() != found["fingerprint"]:
-        raise UsageError(f"{config.source} holds other images than when the run in {run.root} was begun; put them back")
+    check_same(images, found, source=config.source, begun=str(run.root))
     _check_fit(capture / CAPTURE, values, config, len(images))
     chosen = choose_device(device)
     model = load_model(capture / MODEL).to(chosen).train()

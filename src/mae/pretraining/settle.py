@@ -22,6 +22,7 @@ from mae.masking.random import RandomMasking
 from mae.masking.schedule import RatioSchedule
 from mae.models.config import ModelConfig
 from mae.models.zoo import model_config
+from mae.pretraining.same_images import check_same, told_of
 from mae.pretraining.start import Start, as_weights_say, fresh_part, open_start
 from mae.randomness import FIXED_EPOCH
 from mae.training.device import choose_precision
@@ -47,7 +48,7 @@ _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
 """Images: of fewer a mean loss tells nothing, of more it tells no more."""
 _HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
-DECIDING_FACTS = ("images", "channels", "fingerprint", "mean", "std")
+DECIDING_FACTS = ("images", "channels", "fingerprint", "listing", "content", "version", "mean", "std")
 """Entries of `data.json` that a run goes on with."""
 FEW_STEPS_AN_EPOCH = 50
 """With fewer each step holds more than a fiftieth of all images: smaller batches give more steps for the same work."""
@@ -168,13 +169,13 @@ def prepare(
     assert config.model is not None
     if folder is None:
         folder = new_run_folder(Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
-    found = world.from_main(partial(_found_data, config, model, images, folder, start, resume=resume))
+    found, hint = world.from_main(partial(_found_data, config, model, images, folder, start, resume=resume))
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
     return Prepared(
         config=config,
         model_config=model,
         images=images,
-        note=source.note,
+        note=f"{source.note}; {hint}" if hint else source.note,
         found=found,
         folder=folder,
         device=device,
@@ -433,8 +434,8 @@ def _found_data(
     start: Start | None,
     *,
     resume: bool,
-) -> dict[str, Any]:
-    """What the source holds; a resumed run must find what it found before."""
+) -> tuple[dict[str, Any], str]:
+    """What the source holds, and what `check_same` says: a resumed run must find what it found before."""
     if resume:
         found = read_image_facts(folder.data, needed=DECIDING_FACTS)
         if found["channels"] != images.channels:
@@ -442,12 +443,7 @@ def _found_data(
                 f"{folder.data}: channels is {found['channels']}; expected {images.channels}, as the images have; put "
                 "back what was edited by hand"
             )
-        if found["fingerprint"] != images.fingerprint():
-            raise UsageError(
-                f"{config.source} holds other images than when the run in {folder.root} was begun "
-                f"({found['images']} then, {len(images)} now); put them back, or start a new run"
-            )
-        return found
+        return found, check_same(images, found, source=config.source, begun=str(folder.root))
     if config.statistics == "imagenet" and images.channels != 3:
         raise UsageError(
             f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
@@ -457,18 +453,18 @@ def _found_data(
         mean, std = start.config.mean, start.config.std
     else:
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
-    return {
+    told = {
         "source": config.source,
-        "images": len(images),
+        **told_of(images),
         "channels": images.channels,
         "channel_names": images.channel_names,
-        "fingerprint": images.fingerprint(),
         # Six digits are plenty, and hide that sums round differently on other machines.
         "mean": [float(f"{value:.6g}") for value in mean],
         "std": [float(f"{value:.6g}") for value in std],
         "unreadable": list(images.unreadable),
         **({} if start is None else {"start": _found_start(start, model)}),
     }
+    return told, ""
 
 
 def stored_config(

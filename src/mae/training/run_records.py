@@ -27,6 +27,9 @@ class _ImageFacts:
     channels: int | None = None
     channel_names: tuple[str, ...] | None = None
     fingerprint: str = ""
+    listing: str = ""
+    content: str = ""
+    version: str = ""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     unreadable: tuple[str, ...] = ()
