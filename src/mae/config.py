@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mae import records
+from mae.credentials import concealed
 from mae.errors import UsageError
 from mae.models.config import Decoder, Loss, UniformityForm, pair
 from mae.options import shown
@@ -210,6 +211,9 @@ class PretrainConfig:
     """Steps between checkpoints that are kept for good."""
 
     def __post_init__(self) -> None:
+        for name in ("source", "monitor", "init_from"):
+            if (told := getattr(self, name)) is not None:
+                object.__setattr__(self, name, concealed(told))
         if self.epochs is not None and self.steps is not None:
             raise UsageError("both --epochs and --steps are given; give one of them")
         if self.lr is not None and self.base_lr is not None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from mae.credentials import all_concealed
 from mae.errors import MAEError, Stopped, UsageError
 from mae.report.canvas import visible
 from mae.version import __version__
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 for a failure; 2 for a wrong request; 130 where Ctrl-C stopped it; 75 where another signal
         stopped a run, which the same command with `--resume` goes on with.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = all_concealed(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(args)
     except UsageError as error:

@@ -10,6 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mae.cli import code_of_signal
+from mae.credentials import handed_on
 from mae.errors import UsageError
 from mae.training.device import choose_device
 
@@ -32,6 +33,7 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
         UsageError: fewer GPUs are there, or this is one of several processes already.
     """
     check_number(gpus, device)
+    os.environ.update(handed_on())
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE_SECONDS))
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // gpus)))  # else each takes all cores

@@ -8,6 +8,7 @@ import tyro
 
 from mae.cli.pretrain import given_options, named_recipe
 from mae.config import PretrainConfig
+from mae.credentials import is_partial
 from mae.errors import UsageError
 from mae.options import shown
 from mae.recipes import recipe_config
@@ -89,6 +90,9 @@ def show(console: "Console", prepared: "Prepared", plan: "Plan") -> None:
     ]
     show_table(console, f"Plan for {config.source}", rows)
     console.print(f"\n{plan.command}", soft_wrap=True, highlight=False, markup=False)
+    if is_partial(config.source):
+        told = "The URL stands there without its user, password and query: give it whole."
+        console.print(told, soft_wrap=True, highlight=False, markup=False)
 
 
 def _gigabytes(count: int) -> str:

@@ -8,6 +8,7 @@ import tyro
 
 from mae.cli import code_of_signal
 from mae.config import PretrainConfig
+from mae.credentials import is_partial
 from mae.options import shown
 from mae.recipes import recipe_config
 
@@ -36,7 +37,12 @@ def run(args: list[str]) -> int:
 
 def stopped(console: "Console", result: "PretrainResult") -> int:
     """Tell how to go on with a run that a signal stopped; the exit code for that."""
+    from mae.training.run_folder import RunFolder
+
     how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
+    source = PretrainConfig.read(RunFolder(result.folder).config).source
+    if is_partial(source):
+        how += f", and the whole URL of {source}, of which no run keeps user, password and query"
     if result.is_main:
         console.print(how, soft_wrap=True, highlight=False, markup=False)
     return code_of_signal(result.stopped_by)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from mae.credentials import shown
 from mae.data.cache import Cache, Draft, WrongContent, note, noted
 from mae.data.remote import fetch
 from mae.data.storage import StoredFile
-from mae.data.transport import Trouble, shown, told_length
+from mae.data.transport import Trouble, told_length
 from mae.errors import MAEError
 
 PROTOCOL = "https://"

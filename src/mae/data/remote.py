@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from mae.credentials import revealed, shown
 from mae.data.cache import Cache, CutShort, Draft, WrongContent, user_cache
 from mae.data.pack_format import MANIFEST, MAX_MANIFEST
 from mae.data.storage import StoredFile, check_part, check_stored_name
-from mae.data.transport import Trouble, pieces, shown
+from mae.data.transport import Trouble, pieces
 from mae.errors import MAEError, UsageError
 
 PROTOCOLS = ("https", "http", "s3", "gs")
@@ -151,12 +152,12 @@ def is_url(spec: str) -> bool:
 
 
 def open_remote(url: str) -> RemoteStorage:
-    """The files below a URL, read through the user's cache.
+    """The files below a URL, or below a place of which one came in; read through the user's cache.
 
     Raises:
         UsageError: as `RemoteStorage`; the cache cannot be used.
     """
-    return RemoteStorage(url=url, cache=user_cache())
+    return RemoteStorage(url=revealed(url), cache=user_cache())
 
 
 def fetch(url: str, draft: Draft, *, again: bool = True) -> None:

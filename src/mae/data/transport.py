@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 import fsspec
 from fsspec.asyn import sync
 
+from mae.credentials import VARIABLE, shown
 from mae.errors import UsageError
 
 CONNECT_SECONDS = 10
@@ -33,6 +34,7 @@ _MEANING = {
     404: ": it is not there",
     416: ": it is shorter than expected",
 }
+_LACKING = f"give the URL with user, password or query again, which no run keeps, set {VARIABLE} to it, or use ~/.netrc"
 _LONGEST_REPLY = 200
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
 _CUT = ("ClientPayloadError", "ResponseStreamingError", "IncompleteReadError", "ServerDisconnectedError")
@@ -93,12 +95,6 @@ def told_length(url: str) -> int | None:
         filesystem.loop.call_soon_threadsafe(response.close)
 
 
-def shown(url: str) -> str:
-    """A URL without what may be secret: user, password, and what a question mark begins."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 def _from_web(url: str, start: int) -> Iterator[tuple[int, bytes]]:
     filesystem = _filesystem(urlsplit(url).scheme)
     response = _answer(filesystem, url, start)
@@ -151,7 +147,8 @@ def _followed(url: str, location: str) -> str:
 def _place(response: Any, start: int) -> int:
     """Where the body begins, if it is the file's."""
     if response.status not in (200, 206):
-        raise _refused(response.status, response.headers.get("Retry-After", ""))
+        trouble = _refused(response.status, response.headers.get("Retry-After", ""))
+        raise Trouble(f"{trouble}; {_LACKING}", lasting=True) if response.status in (401, 403) else trouble
     if encoding := response.headers.get("Content-Encoding"):
         raise Trouble(f"the server sends it compressed ({encoding[:20]}), unasked", lasting=True)
     if response.status == 200:

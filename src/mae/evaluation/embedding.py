@@ -9,6 +9,7 @@ from jaxtyping import Float, Int64
 from rich.console import Console
 from torch import Tensor
 
+from mae.credentials import concealed
 from mae.data import sampled
 from mae.data.augmentation import central_crop
 from mae.data.images import ImageSet
@@ -54,13 +55,14 @@ def embed(
         UsageError: the file is there already or of another kind, or a feature that the model does not give.
         MAEError: images that cannot be read, or a disk that is full.
     """
+    source = concealed(str(source))
     with joined_world(device) as (world, chosen):
         world.from_main(lambda: check_target(Path(out)))
-        gallery = _gallery(model, str(source), Path(data_root), chosen, Console(quiet=quiet), world)
+        gallery = _gallery(model, source, Path(data_root), chosen, Console(quiet=quiet), world)
         wanted = _wanted(gallery, [features] if isinstance(features, str) else features)
         found = [gallery.patches()] if PATCHES in wanted else []
         found += [gallery.features()] if set(wanted) - {PATCHES} else []
-        world.from_main(lambda: _write(gallery, found, wanted, Path(out), str(source)))
+        world.from_main(lambda: _write(gallery, found, wanted, Path(out), source))
     return Path(out)
 
 
@@ -109,12 +111,13 @@ def neighbours(
             start from or to find.
         MAEError: images that cannot be read, or a disk that is full.
     """
+    source = concealed(str(source))
     queries = [queries] if isinstance(queries, str) else queries
     asked = queries if isinstance(queries, int) else len(queries)
     if asked < 1 or k < 1:
         raise UsageError(f"{asked} images to start from, {k} neighbours of each; expected 1 or more")
     chosen = choose_device(device)
-    gallery = _gallery(model, str(source), Path(data_root), chosen, Console(quiet=quiet), World())
+    gallery = _gallery(model, source, Path(data_root), chosen, Console(quiet=quiet), World())
     found = gallery.features()
     if feature not in found.arrays:
         raise UsageError(f"the model gives no feature {feature!r}; it gives {', '.join(found.arrays)}")

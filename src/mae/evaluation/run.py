@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from mae import records
+from mae.credentials import concealed
 from mae.data.base import LabelledData, LabelledSplit, check_parts
 from mae.data.sources import open_held_out, open_labelled
 from mae.errors import UsageError
@@ -152,7 +153,8 @@ class Evaluator:
             self.extractor = open_extractor(model, device=self.device)
         show_loaded(self.console, self.extractor.loaded)
         self.folder = out if out is not None else usual_folder(model, self.extractor)
-        self._spec, self._test, self._data_root = data, test, data_root
+        self._spec, self._test = concealed(data), None if test is None else concealed(test)
+        self._data_root = data_root
         records.check_known([overlap], get_args(Overlap), what="overlap")
         self._overlap = overlap
         self._bench: Bench | None = None

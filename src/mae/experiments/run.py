@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mae import records
 from mae.config import PretrainConfig
+from mae.credentials import concealed
 from mae.data import sampled
 from mae.data.base import LabelledData, fingerprint_of
 from mae.data.images import ImageSet, load_images
@@ -82,6 +83,8 @@ class Request:
     """Test images that are among the training images: an error, or left out of the test."""
 
     def __post_init__(self) -> None:
+        if self.data is not None:
+            object.__setattr__(self, "data", concealed(self.data))
         if self.seeds < 1 or self.finetune_epochs < 0:
             raise UsageError(
                 f"--seeds is {self.seeds}, --finetune-epochs {self.finetune_epochs:g}; expected one seed or more, and "
@@ -211,6 +214,7 @@ def run_features(
         UsageError: the request cannot be carried out as asked.
         MAEError: a model could not be judged; the others are.
     """
+    data = concealed(data)
     labelled = open_labelled(data, data_root=data_root)
     plan = options.study()
     models = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mae import records
 from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.credentials import handed_on
 from mae.errors import UsageError
 from mae.experiments.job import STOPPED, Job, read_job
 from mae.records import read_json, write_json
@@ -187,7 +188,7 @@ class _Running:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **chosen},
+                env={**os.environ, **handed_on(), **chosen},
                 start_new_session=True,  # Ctrl-C is for the study, which then asks its jobs to stop
             )
 
