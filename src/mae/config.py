@@ -211,6 +211,8 @@ class PretrainConfig:
     """Steps between checkpoints that are kept for good."""
 
     def __post_init__(self) -> None:
+        for name in ("source", "recipe", "out", "data_root", "monitor", "init_from"):
+            records.check_text(getattr(self, name), name=name if name == "source" else _flag(name))
         for name in ("source", "monitor", "init_from"):
             if (told := getattr(self, name)) is not None:
                 object.__setattr__(self, name, concealed(told))

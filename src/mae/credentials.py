@@ -1,8 +1,8 @@
 """What a URL holds besides its place, kept out of all text: user, password, and what a question mark begins.
 
 A run writes and shows what it is told in many places: its configuration, its folder's name, models' files, pages,
-messages. So a URL is parted where it comes in: all that follows knows the place alone, by which a request finds the whole
-URL again. Processes that this one starts are handed it in their environment, which other users cannot read,
+messages. So a URL is parted where it comes in: all that follows knows the place alone, by which a request finds the
+whole URL again. Processes that this one starts are handed it in their environment, which other users cannot read,
 unlike the words of a command.
 """
 

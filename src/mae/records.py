@@ -64,7 +64,7 @@ def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     try:
         status = path.stat()
         is_usable = S_ISREG(status.st_mode) and status.st_size <= max_bytes  # a pipe would be waited for
-        values = json.loads(path.read_text()) if is_usable else None
+        values = json.loads(path.read_text(encoding="utf-8")) if is_usable else None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from error
     if not is_usable:
@@ -99,13 +99,28 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all: aside, then renamed."""
-    aside(path).write_text(text)
+    aside(path).write_text(text, encoding="utf-8")
     aside(path).replace(path)
 
 
 def aside(path: Path) -> Path:
     """Where `write_whole` writes a file first."""
     return path.with_name(f".{path.name}.writing")
+
+
+def check_text(value: object, *, name: str) -> None:
+    """Refuse a path or name that is no text, for no JSON could hold it: bytes of a file's name that are not UTF-8.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{value}: {name} holds bytes that are not text here; expected UTF-8: rename the file or folder, reach it "
+            "by a link, or, where it looks right, set PYTHONUTF8=1"
+        ) from error
 
 
 def check_no_data(text: str, *, name: str) -> None:

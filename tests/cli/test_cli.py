@@ -1,9 +1,14 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mae.cli import COMMANDS, main
 from mae.cli.pretrain import parse
+from mae.config import PretrainConfig
 from mae.errors import UsageError
 from mae.version import __version__
 
@@ -31,6 +36,38 @@ def test_a_name_in_an_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixt
     assert not set("\x1b\x9b\r\u202e\udcff") & set(told)
     assert told.startswith("mae: error: photos\ufffd[2J") and "mae: error: forged" in told
     assert told.index("\n") == len(told) - 1
+
+
+@pytest.mark.parametrize(("words", "named"), [(["x", "--out", "runs/b\udcff"], "runs/b"), (["b\udcff"], "b")])
+def test_bytes_that_are_no_text_are_refused_before_anything_is_written(words, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", *words]) == 2
+    assert f"{named}\ufffd: an argument holds bytes that are not text here" in capsys.readouterr().err
+    for name in ("source", "out", "data_root", "monitor", "init_from", "recipe"):
+        with pytest.raises(UsageError, match="holds bytes that are not text here; expected UTF-8"):
+            PretrainConfig(**{name: "b\udcff"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_are_read_and_shown_where_everything_is_ascii(tmp_path):
+    """In a locale without UTF-8 names of files are not text, and a terminal cannot show every sign."""
+    (tmp_path / "photos").mkdir()
+    for number in range(20):
+        Image.new("RGB", (8, 8), (number, 0, 9)).save(tmp_path / f"photos/\u00fc\u732b{number}.png")
+    code = """
+import sys
+from mae.cli import main
+from mae.data.sources import open_source
+from pathlib import Path
+source = open_source("photos", data_root=Path("."))
+assert [source.load(number).shape for number in range(20)] == [(8, 8, 3)] * 20
+sys.exit(main(["neighbours", source.item_name(0), "photos", "--out", "x.png"]))
+"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | plain, capture_output=True, text=True
+    )
+    assert found.returncode == 2 and "Traceback" not in found.stderr and "PYTHONUTF8=1" in found.stderr
 
 
 def test_flags_reach_the_configuration():

@@ -642,3 +642,27 @@ def test_a_pack_opens_from_any_storage_alike(remote_pack):
     flaky, folder = remote_pack
     sources = [open_pack(storage, "name") for storage in (LocalStorage(root=folder), storage_of(flaky))]
     assert same_images(*sources) and np.array_equal(sources[0].block_sizes, sources[1].block_sizes)
+
+
+def test_s3_with_wrong_credentials_is_told_at_once(bucket, monkeypatch):
+    """And they are not."""
+    bucket.pipe("bucket/pack/pack.json", b"{}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong-KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-SECRET")
+    monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # from now on credentials are looked at
+    with pytest.raises(UsageError, match="s3://bucket/pack/pack.json cannot be fetched: access is denied") as raised:
+        remote.open_remote("s3://bucket/pack").whole("pack.json", limit=10)
+    assert "wrong" not in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["http://example.org/pack", "s3://bucket/pack"])
+def test_a_proxy_that_is_not_there_is_told_without_its_password(monkeypatch, place):
+    monkeypatch.setattr(transport, "_filesystems", {})
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://user:SECRET@127.0.0.1:9")
+    for name, value in {"KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{'ACCESS_' * (name == 'KEY_ID')}{name}", value)
+    words = "tried 8 times; at last: the proxy that http_proxy or https_proxy names cannot be reached"
+    with pytest.raises(MAEError, match=words) as raised:
+        remote.open_remote(place).whole("pack.json", limit=10)
+    assert "SECRET" not in str(raised.value)

@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from mae.credentials import all_concealed
 from mae.errors import MAEError, Stopped, UsageError
+from mae.records import check_text
 from mae.report.canvas import visible
 from mae.version import __version__
 
@@ -50,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         stopped a run, which the same command with `--resume` goes on with.
     """
     args = all_concealed(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name or a sign that it cannot show must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
+        for arg in args:
+            check_text(arg, name="an argument")
         return _dispatch(args)
     except UsageError as error:
         return _complain(error, code=2)

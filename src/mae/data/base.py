@@ -92,8 +92,8 @@ class Names(Sequence[str]):
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        # File names may hold bytes that are no UTF-8; surrogateescape keeps them.
-        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        # File names may hold bytes that are no text, for which lone surrogates stand; surrogatepass keeps those.
+        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
@@ -104,7 +104,7 @@ class Names(Sequence[str]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         start, end = self._ends[index], self._ends[index + 1]
-        return self._text[start:end].tobytes().decode("utf-8", "surrogateescape")
+        return self._text[start:end].tobytes().decode("utf-8", "surrogatepass")
 
     def take(self, indices: np.ndarray) -> "Names":
         """The names at `indices`, in that order."""

@@ -32,6 +32,7 @@ _MEANING = {
     401: ": it needs credentials",
     403: ": access is denied",
     404: ": it is not there",
+    407: ": the proxy needs credentials",
     416: ": it is shorter than expected",
 }
 _LACKING = f"give the URL with user, password or query again, which no run keeps, set {VARIABLE} to it, or use ~/.netrc"
@@ -227,6 +228,8 @@ def _trouble(error: Exception) -> Trouble:
         return Trouble("it is not there", lasting=True)
     if isinstance(error, PermissionError):
         return Trouble("access is denied", lasting=True)
+    if "ProxyConnection" in name:
+        return Trouble("the proxy that http_proxy or https_proxy names cannot be reached")
     if name in _CUT:
         return Trouble("the answer was cut short")
     if (status := _status(error)) is not None:

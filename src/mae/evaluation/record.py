@@ -77,6 +77,6 @@ def versions() -> dict[str, str]:
 def _processor() -> str:
     """Its name; Linux tells it in a file alone."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()

@@ -198,7 +198,7 @@ class _Running:
         return self.process.wait()
 
     def last_words(self) -> str:
-        lines = self.place.log.read_text(errors="replace").strip().splitlines()
+        lines = self.place.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
     def share_done(self) -> tuple[float, str]:

@@ -47,6 +47,7 @@ _OBJECTIVE = (
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
 """Images: of fewer a mean loss tells nothing, of more it tells no more."""
 _HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
+_LONGEST_STEM = 100  # bytes; a name may have 255, and more is added to this one
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
 DECIDING_FACTS = ("images", "channels", "fingerprint", "listing", "content", "version", "mean", "std")
 """Entries of `data.json` that a run goes on with."""
@@ -498,4 +499,5 @@ def stored_config(
 def source_stem(source: str) -> str:
     """What a folder made for this source is called after it."""
     plain = re.sub(r"[{}]", "", source.replace(":", "-"))  # a shell would expand braces
-    return Path(plain).stem or "images"
+    stem = "".join(sign if sign.isprintable() else "-" for sign in Path(plain).stem)
+    return stem.encode()[:_LONGEST_STEM].decode(errors="ignore") or "images"

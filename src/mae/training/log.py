@@ -35,7 +35,7 @@ class JsonLines:
         # A run that starts anew evaluates before its first step again.
         kept = [row for row in read_rows(path) if row["step"] <= start_step] if start_step else []
         write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("a")
+        self._file = path.open("a", encoding="utf-8")
 
     def log(self, row: LogRow) -> None:
         """Append a row."""
