@@ -7,7 +7,7 @@ from pictures import Pictures, noise
 from PIL import Image
 from test_sources import archive
 
-from mae.data.content import content_digests, same_content
+from mae.data.content import contents_of, same_content
 from mae.data.images import load_images
 from mae.data.sources import open_source
 
@@ -22,17 +22,15 @@ def test_images_are_known_by_their_pixels(tree, tmp_path, limit):
     packed = archive(tmp_path / "x.zip", {"a/b.png": (root / "x.png").read_bytes()})
     zipped = load_images(open_source(str(packed), data_root=root), in_chans=None, memory_limit=limit)
     arrays = load_images(Pictures(pixels), in_chans=None, memory_limit=limit)
-    found, numbers = zip(
-        *(content_digests(images, images.readable)[:2] for images in (arrays, files, zipped)), strict=True
-    )
+    found, numbers = zip(*(contents_of(images, images.readable)[:2] for images in (arrays, files, zipped)), strict=True)
     assert [part.tolist() for part in numbers] == [[0, 1, 2, 3], [0, 1, 2], [0]]
     assert found[0].dtype == torch.int64 and len(found[0].unique()) == 4
     assert same_content(found[0], found[1]) == [(2, 0), (0, 1), (0, 2)]
     assert same_content(found[1], found[0]) == [(1, 0), (2, 0), (0, 2)]
     assert same_content(found[0], found[2]) == [(2, 0)]
-    some, of, _ = content_digests(arrays, torch.tensor([3, 1]))
+    some, of, *_ = contents_of(arrays, torch.tensor([3, 1]))
     assert torch.equal(some, found[0][[3, 1]]) and of.tolist() == [3, 1]
-    for part in content_digests(arrays, torch.tensor([], dtype=torch.int64))[:2]:
+    for part in contents_of(arrays, torch.tensor([], dtype=torch.int64))[:2]:
         assert part.shape == (0,) and part.dtype == torch.int64
 
 
@@ -42,10 +40,10 @@ def test_one_value_the_shape_and_the_type_matter():
     other[5, 7, 0] ^= 1
     pictures = Pictures([image, other, image.reshape(8, 6, 1), np.rot90(image).copy(), image.copy()])
     images = load_images(pictures, in_chans=None)
-    digests, _, _ = content_digests(images, images.readable)
+    digests, *_ = contents_of(images, images.readable)
     assert digests[0] == digests[4] and len(digests.unique()) == 4
     wide = load_images(Pictures([image.astype(np.float32)]), in_chans=None)
-    assert content_digests(wide, wide.readable)[0][0] != digests[0]
+    assert contents_of(wide, wide.readable)[0][0] != digests[0]
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -56,7 +54,7 @@ def test_unreadable_images_are_left_out_and_told(limit, monkeypatch):
         Pictures(pixels, broken=frozenset({1, 4})), in_chans=None, max_unreadable=0.3, memory_limit=limit
     )
     whole = load_images(Pictures(pixels), in_chans=None)
-    expected, _, _ = content_digests(whole, whole.readable)
-    digests, numbers, unreadable = content_digests(images, torch.tensor([6, 4, 0, 1, 2, 3, 5]))
+    expected, *_ = contents_of(whole, whole.readable)
+    digests, numbers, _, unreadable = contents_of(images, torch.tensor([6, 4, 0, 1, 2, 3, 5]))
     assert numbers.tolist() == [6, 0, 2, 3, 5] and torch.equal(digests, expected[numbers])
     assert unreadable == ["picture-4 is broken for this test", "picture-1 is broken for this test"]

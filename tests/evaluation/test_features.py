@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from mae.data.content import content_digests
+from mae.data.content import contents_of
 from mae.data.sources import open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing
@@ -60,7 +60,7 @@ def extractor(encode, **changes) -> Extractor:
 def content_entry(features: Path) -> Path:
     """The one folder that tells what the images hold."""
     (key,) = (path for path in features.glob("*/key.json") if '"kind": "content"' in path.read_text())
-    assert {path.name for path in key.parent.iterdir()} == {"digests.npy", "numbers.npy", "key.json"}
+    assert {path.name for path in key.parent.iterdir()} == {"digests.npy", "numbers.npy", "outlines.npy", "key.json"}
     return key.parent
 
 
@@ -293,7 +293,7 @@ def test_the_key_says_what_is_stored(folder, tmp_path):
     content = content_entry(tmp_path / "features")
     told = json.loads((stored / "key.json").read_text())
     assert told["extractor"] == "one" and told["arrays"] == ["first", "mean"]
-    assert json.loads((content / "key.json").read_text())["arrays"] == ["digests", "numbers"]
+    assert json.loads((content / "key.json").read_text())["arrays"] == ["digests", "numbers", "outlines"]
     for path in (*stored.glob("*.npy"), *content.glob("*.npy")):
         assert len(np.load(path)) == 7
 
@@ -373,8 +373,8 @@ def test_few_images_wait_for_the_threads_at_a_time(tmp_path, monkeypatch):
 
     def noted(images, numbers):
         given.append(len(numbers))
-        return content_digests(images, numbers)
+        return contents_of(images, numbers)
 
-    monkeypatch.setattr("mae.evaluation.features.content_digests", noted)
+    monkeypatch.setattr("mae.evaluation.features.contents_of", noted)
     digests, _ = store(tmp_path).digests(Opened(Pictures([noise(2, 2, 1)] * 9000)), (1, None, None))
     assert given == [4096, 4096, 808] and len(digests) == 9000 and len(digests.unique()) == 1

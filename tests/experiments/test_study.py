@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs_here import run_jobs_here
+from PIL import Image
 from rich.console import Console
 from tiny_study import TINY
 
@@ -154,6 +156,23 @@ def test_models_beside_each_other_and_beside_what_must_be_beaten(
     again = mae.study("features", labelled, models=[runs[1], runs[0]], out=tmp_path / "features", quiet=True)
     assert [run.arm for run in again.result.runs][:2] == [runs[1], runs[0]]
     assert again.result.runs[1].numbers == found.result.runs[0].numbers
+    assert again.result.warnings == ()
+
+
+def test_near_copies_of_training_images_in_the_test_part_are_told(
+    compared: StudyOutcome, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    run_jobs_here(monkeypatch)
+    copied = tmp_path / "copied"
+    shutil.copytree(labelled, copied)
+    Image.open(copied / "train" / "flat" / "3.png").save(copied / "test" / "flat" / "again.jpg", quality=97)
+    models = [str(compared.folder / "runs" / name) for name in RUNS[:2]]
+    found = mae.study("features", copied, models=models, out=tmp_path / "features")
+    (told,) = found.result.warnings
+    assert told.startswith("1 of 19 test images have a near copy among the training images") and "again.jpg ~ " in told
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert "1 of 19 test images have a near copy" in found.report.read_text()
 
 
 def start(*command: str) -> subprocess.Popen[bytes]:

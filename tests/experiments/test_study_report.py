@@ -1,6 +1,7 @@
 """The page of a study: the answer first, nothing missing, and no study too small or too broken for it."""
 
 import json
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -213,3 +214,10 @@ def test_a_missing_picture_is_an_error_that_names_it(tmp_path):
     with pytest.raises(MAEError, match="gone.png"):
         write_report(study, folder=tmp_path / "out", pictures={"s": [tmp_path / "gone.png"]})
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_warning_stands_on_the_page_and_in_the_record(tmp_path, sections):
+    study = replace(fake_study(tmp_path, effects={"original": 0.0, "improved": 0.02}), warnings=("Too good.",))
+    write_report(study, folder=tmp_path / "new")
+    assert sections["How to read this"].text.startswith("Too good.\n\n")
+    assert json.loads((tmp_path / "new" / "result.json").read_text())["warnings"] == ["Too good."]

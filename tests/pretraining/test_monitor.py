@@ -199,6 +199,24 @@ def test_a_set_that_cannot_be_used_leaves_no_run_behind(
     assert pretrain(steps=1).finished
 
 
+def test_near_copies_in_the_lent_set_are_told_and_recorded(
+    pretrain: Run, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Noise saved anew as JPEG is nearest to its original by any weights."""
+    parts = tmp_path / "parts"
+    for number, path in enumerate(sorted(labelled.glob("*/*.png"))):
+        folder = parts / ("test" if number % 5 == 0 else "train") / path.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        path.rename(folder / path.name)
+    clean = pretrain(monitor=parts, steps=1, quiet=False)
+    assert "near cop" not in capsys.readouterr().out and "near_copies" not in clean.summary["evaluation"]
+    for original in sorted((parts / "train" / "dark").iterdir())[:2]:
+        Image.open(original).save(parts / "test" / "dark" / f"again-{original.stem}.jpg", quality=97)
+    copied = pretrain("copied", monitor=parts, steps=1, quiet=False)
+    assert "parts: 2 of 6 test images have a near copy among the training images" in capsys.readouterr().out
+    assert copied.summary["evaluation"]["near_copies"] == {"first": 1 / 3, "last": 1 / 3}
+
+
 @pytest.mark.parametrize("where", ["dark", "bright"])
 def test_a_test_image_that_is_a_training_image_is_refused_before_the_run(
     where: str, pretrain: Run, labelled: Path, tmp_path: Path

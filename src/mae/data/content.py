@@ -1,47 +1,64 @@
-"""Finding the same image in two sets, whatever its file is called or packed in."""
+"""Finding the same image in two sets, or nearly the same, whatever its file is called or packed in."""
 
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from mae.data.base import pixel_digest
+from mae.data.copies import WAVES, outline
 from mae.data.images import ImageSet
 from mae.data.limits import UnreadableImage
 
 
-def content_digests(
-    images: ImageSet, numbers: Int64[Tensor, " n"]
-) -> tuple[Int64[Tensor, " readable"], Int64[Tensor, " readable"], list[str]]:
-    """64 bits (blake2b) of each image's shape, type and decoded pixels; among a million images none agree by chance.
+class Contents(NamedTuple):
+    """What some images hold, a row for each that could be read.
+
+    Attributes:
+        digests: 64 bits (blake2b) of the image's shape, type and decoded pixels; among a million images none agree by
+            chance.
+        numbers: of the images.
+        outlines: what near copies have in common; see `outline`.
+        unreadable: what was wrong with the others.
+    """
+
+    digests: Int64[Tensor, " readable"]
+    numbers: Int64[Tensor, " readable"]
+    outlines: Float32[Tensor, "readable waves"]
+    unreadable: list[str]
+
+
+def contents_of(images: ImageSet, numbers: Int64[Tensor, " n"]) -> Contents:
+    """Digest and outline of each image, all of which are decoded once.
 
     Two sets are comparable where they have the same number of channels and type.
 
     Args:
         images: where images are read from.
         numbers: which of them; some thousands at a time, since each that waits takes memory.
-
-    Returns:
-        The digests, the numbers of the images they are of, and what was wrong with the others.
     """
 
-    def digest(number: int) -> int | str:
+    def look(number: int) -> tuple[int, np.ndarray] | str:
         try:
-            pixels = images.get(number).permute(1, 2, 0).numpy()  # as they lie in memory
+            image = images.get(number)
         except UnreadableImage as error:
             return str(error)
-        return int.from_bytes(pixel_digest([pixels]), "little", signed=True)
+        pixels = image.permute(1, 2, 0).numpy()  # as they lie in memory
+        return int.from_bytes(pixel_digest([pixels]), "little", signed=True), outline(image)
 
     with ThreadPoolExecutor() as pool:
-        results = list(zip(numbers.tolist(), pool.map(digest, numbers.tolist()), strict=True))
-    found = {number: result for number, result in results if isinstance(result, int)}
-    unreadable = [result for _, result in results if isinstance(result, str)]
-    return (
-        torch.tensor(list(found.values()), dtype=torch.int64),
-        torch.tensor(list(found), dtype=torch.int64),
-        unreadable,
+        results = list(zip(numbers.tolist(), pool.map(look, numbers.tolist()), strict=True))
+    found = {number: result for number, result in results if not isinstance(result, str)}
+    outlines = np.array([of for _, of in found.values()], dtype=np.float32).reshape(len(found), WAVES)
+    return Contents(
+        digests=torch.tensor([digest for digest, _ in found.values()], dtype=torch.int64),
+        numbers=torch.tensor(list(found), dtype=torch.int64),
+        outlines=torch.from_numpy(outlines),
+        unreadable=[result for _, result in results if isinstance(result, str)],
     )
 
 

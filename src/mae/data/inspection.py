@@ -1,6 +1,6 @@
 """Looking at some images before a run: what would make it worthless, or other than its user thinks.
 
-Images are looked at one by one and forgotten; what is kept of each is two hashes and some numbers a channel.
+Images are looked at one by one and forgotten; what is kept of each is a hash, its outline and some numbers a channel.
 """
 
 import os
@@ -126,8 +126,8 @@ class DataReport:
         constant: how many images hold one value a channel.
         nearly_constant: how many others deviate by less than `NEARLY_CONSTANT` of the set's deviation.
         duplicates: images of the same pixels.
-        near_duplicates: images that are not the same and have the same outlines, as a picture saved anew or resized.
-            Aligned pictures of one kind of thing can have them too; cut or mirrored copies do not.
+        near_duplicates: images that are not the same and have the same outlines, as a picture saved anew or resized;
+            cut or mirrored copies do not.
     """
 
     name: str
@@ -215,7 +215,7 @@ class _Contents:
     """Of an image that can be read; arrays hold a number a channel."""
 
     digest: int
-    outline: int
+    outline: np.ndarray
     missing: float
     smallest: np.ndarray
     largest: np.ndarray
@@ -414,7 +414,7 @@ def _copies(
     """Duplicates, and near ones among the `pictured` that are not the same: what is plain has no outline."""
     alike = same([of.digest for of in contents])
     firsts = [group[0] for group in alike if pictured[group[0]]]
-    pairs, groups = near(np.array([contents[place].outline for place in firsts], dtype=np.uint64))
+    pairs, groups = near(np.stack([of.outline for of in contents])[firsts])
     sample = {"looked_at": len(contents), "total": len(images)}
 
     def name(place: int) -> str:

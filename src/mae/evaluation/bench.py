@@ -126,6 +126,13 @@ class Bench(_Subject):
         )
         return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
 
+    @cached_property
+    def near_copies(self) -> Int64[Tensor, " m"]:
+        """For each readable test image the row of a training image which it nearly shows; -1: there is none."""
+        return self._store.near_copies(
+            self._opened["train"], self._opened["test"], self.extractor.preprocessing.reading
+        )
+
     def majority(self) -> float:
         """The share that the commonest training class has in the test part."""
         return majority_share(self._splits["train"].labels, self._splits["test"].labels, num_classes=self.num_classes)
@@ -182,6 +189,7 @@ class Outcome:
         rows: the table that is shown, the judged model first.
         note: what a reader must know beside the table.
         ranking: for each test image the classes by falling score, best first; for the confusion matrix.
+        ranked_by: which of the table's scores the ranking is of; empty where there is one alone.
         curve: how training went, one mapping a row.
         variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
     """
@@ -191,8 +199,14 @@ class Outcome:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     ranking: Int64[Tensor, "m r"] | None = None
+    ranked_by: str = ""
     curve: tuple[Mapping[str, float], ...] = ()
     variant: str = ""
+
+
+def headline(by_name: Mapping[str, Any]) -> str:
+    """The feature a model is judged by in one number: the mean of the patch tokens where there is one."""
+    return "mean" if "mean" in by_name else next(iter(by_name))
 
 
 @runtime_checkable

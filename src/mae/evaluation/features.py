@@ -28,7 +28,8 @@ from rich.progress import track
 from torch import Tensor
 
 from mae.data import sampled
-from mae.data.content import content_digests
+from mae.data.content import contents_of
+from mae.data.copies import near_copies
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import evaluation_batches, normalise
 from mae.data.sources import Source
@@ -43,7 +44,7 @@ BATCH_SIZE = 128
 _DIGESTED = 4096
 """Images that are digested at a time, over all processes."""
 
-_FORMAT = 1
+_FORMAT = 2
 _ASIDE = ".writing-"
 
 
@@ -150,20 +151,38 @@ class FeatureStore:
         return images
 
     def digests(self, opened: Opened, reading: Reading) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
-        """`content_digests` of every readable image, and their numbers in the source."""
-        key = {"kind": "content", "data": opened.version, "reading": repr(reading)}
-        arrays = self._stored(self.folder, key, None, lambda: self._digested(opened.images(reading)))
+        """The digest of every readable image (see `Contents`), and their numbers in the source."""
+        arrays = self._contents(opened, reading)
         return arrays["digests"], arrays["numbers"]
 
-    def _digested(self, images: ImageSet) -> Iterator[Mapping[str, np.ndarray]]:
-        def digest(numbers: Tensor) -> Mapping[str, Tensor]:
-            digests, readable, unreadable = content_digests(images, numbers)
-            told = torch.frombuffer(bytearray(json.dumps(unreadable).encode()), dtype=torch.uint8)
-            return {"digests": digests, "numbers": readable, "unreadable": told}
+    def near_copies(self, train: Opened, test: Opened, reading: Reading) -> Int64[Tensor, " m"]:
+        """For each readable image of `test` the row among those of `train` which it is a near copy of; -1: of none."""
+        contents = [self._contents(opened, reading) for opened in (train, test)]
+        digests = hashlib.sha256()
+        for part in contents:
+            digests.update(part["digests"].numpy().data)
+        key = {"kind": "near copies", "images": digests.hexdigest()[:16]}
+
+        def compute() -> Iterator[Mapping[str, np.ndarray]]:
+            # One process finds them for all.
+            found = [near_copies(*(part["outlines"].numpy() for part in contents))] if self.world.is_main else []
+            yield from ({"nearest": nearest} for nearest in found)
+
+        return self._stored(self.folder, key, len(contents[1]["digests"]), compute)["nearest"]
+
+    def _contents(self, opened: Opened, reading: Reading) -> dict[str, Tensor]:
+        key = {"kind": "content", "data": opened.version, "reading": repr(reading)}
+        return self._stored(self.folder, key, None, lambda: self._looked_at(opened.images(reading)))
+
+    def _looked_at(self, images: ImageSet) -> Iterator[Mapping[str, np.ndarray]]:
+        def look(numbers: Tensor) -> Mapping[str, Tensor]:
+            contents = contents_of(images, numbers)._asdict()
+            told = torch.frombuffer(bytearray(json.dumps(contents["unreadable"]).encode()), dtype=torch.uint8)
+            return {**contents, "unreadable": told}
 
         parts = images.readable.split(max(BATCH_SIZE, _DIGESTED // self.world.size))
-        found: dict[str, list[np.ndarray]] = {"digests": [], "numbers": []}
-        for part in self.world.in_turns(parts, digest):
+        found: dict[str, list[np.ndarray]] = {"digests": [], "numbers": [], "outlines": []}
+        for part in self.world.in_turns(parts, look):
             images.report_unreadable(json.loads(part["unreadable"].numpy().tobytes()))
             for name, values in found.items():
                 values.append(part[name].numpy())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mae.errors import MAEError, UsageError
-from mae.evaluation.bench import THIS_MODEL, Bench, Outcome
+from mae.evaluation.bench import THIS_MODEL, Bench, Outcome, headline
 from mae.evaluation.scores import top_k_accuracy
 from mae.randomness import permutation
 
@@ -71,12 +71,14 @@ class Knn:
                     cells = [f"{of['mean']:.1%} ± {100 * of['std']:.1f}" if of else "" for of in few.values()]
                     rows.append((f"{who}, {name}, {shots} a class", *cells))
                 result[who][name] = found
+        name = headline(rankings)
         return Outcome(
             result=result,
             header=("features", *(f"k={k}" for k in self.ks)),
             rows=tuple(rows),
             note=self._note(k, result[THIS_MODEL], rankings),
-            ranking=rankings.get("mean", next(iter(rankings.values()))),
+            ranking=rankings[name],
+            ranked_by=f"{name}, k={k}",
         )
 
     def _note(self, k: int, found: Mapping[str, Any], rankings: Mapping[str, Tensor]) -> str:

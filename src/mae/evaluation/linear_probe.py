@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from mae.data.augmentation import Augmentation
 from mae.errors import UsageError
-from mae.evaluation.bench import THIS_MODEL, Bench, Outcome
+from mae.evaluation.bench import THIS_MODEL, Bench, Outcome, headline
 from mae.evaluation.features import computed_batches, normalised_batches, write_header
 from mae.evaluation.logistic import choose_penalty
 from mae.evaluation.scores import top_k_accuracy
@@ -116,17 +116,13 @@ def _quick(options: LinearProbe, bench: Bench) -> Outcome:
         rows=rows,
         note=" ".join(["Logistic regression; the penalty was chosen on a tenth of the training part.", *remarks]),
         ranking=rankings[THIS_MODEL, headline(result[THIS_MODEL])],
+        ranked_by=headline(result[THIS_MODEL]),
     )
 
 
 def _remarks(found: Mapping[str, Any]) -> list[str]:
     remarks = ["the best penalty is at the end of the grid"] if found["penalty_at_end_of_grid"] else []
     return remarks if found["converged"] else [*remarks, "the optimizer gave up before it converged"]
-
-
-def headline(by_name: Mapping[str, Any]) -> str:
-    """The feature a model is judged by in one number: the mean of the patch tokens where there is one."""
-    return "mean" if "mean" in by_name else next(iter(by_name))
 
 
 def _with_both(features: Mapping[str, tuple[Tensor, Tensor]], aside: Path) -> dict[str, tuple[Tensor, Tensor]]:
@@ -264,6 +260,7 @@ def _official(options: LinearProbe, bench: Bench) -> Outcome:
         note=f"{_official_note(options, settled, images)} It took {duration(training.seconds)}; the heads are in "
         f"{training.folder}.",
         ranking=rankings[headline(found)],
+        ranked_by=headline(found),
         curve=training.curve,
         variant="official",
     )

@@ -27,6 +27,8 @@ class Evaluation:
         result: the numbers; shares in [0, 1].
         chance: the share that a guess among the classes gets right; None without labels.
         majority: the share that the commonest training class has in the test part; None without labels.
+        near_copies: test images that nearly show a training image: how many `test_images` `of` how many, names of a few
+            pairs as `examples`, `top1` of all and `top1_without` them; None without labels.
         pictures: drawn beside the file, by what they show.
         seconds: how long it took, features that had to be computed included.
         hardware: what it ran on.
@@ -43,6 +45,7 @@ class Evaluation:
     result: Mapping[str, Any]
     chance: float | None
     majority: float | None
+    near_copies: Mapping[str, Any] | None
     pictures: Mapping[str, str]
     seconds: float
     hardware: Mapping[str, Any]

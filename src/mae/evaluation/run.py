@@ -20,9 +20,11 @@ from mae.errors import UsageError
 from mae.evaluation.bench import Bench, EvaluationProtocol, Gallery, Outcome
 from mae.evaluation.extractors import Extractor, open_extractor, show_loaded
 from mae.evaluation.features import FeatureStore
+from mae.evaluation.near_copies import count_near_copies, judge_without_near_copies, remark, warning
 from mae.evaluation.record import Evaluation, hardware, versions
 from mae.evaluation.scores import confusion_matrix
 from mae.records import write_json
+from mae.report.canvas import visible
 from mae.report.confusion import draw_confusion
 from mae.report.learning_curve import draw_learning_curve
 from mae.report.page import Section, write_page
@@ -176,6 +178,7 @@ class Evaluator:
         # The caller's random numbers stay as they are.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), explained_memory_failure(_LESS_MEMORY):
             outcome = protocol.run(subject)
+        copied = judge_without_near_copies(subject, outcome) if isinstance(subject, Bench) else None
         place = self.folder / "evaluation"
         stem = f"{name}-{outcome.variant}" if outcome.variant else name
         record = Evaluation(
@@ -188,6 +191,7 @@ class Evaluator:
             result=outcome.result,
             chance=1 / subject.num_classes if isinstance(subject, Bench) else None,
             majority=subject.majority() if isinstance(subject, Bench) else None,
+            near_copies=copied,
             pictures=self._draw(outcome, subject, TITLES[name], place / stem),
             seconds=time.monotonic() - began,
             hardware=hardware(self.device),
@@ -195,7 +199,11 @@ class Evaluator:
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         self.world.from_main(lambda: _write(place / f"{stem}.json", record))
-        outcome = replace(outcome, rows=(*outcome.rows, *_yardstick_rows(record, len(outcome.header))))
+        outcome = replace(
+            outcome,
+            rows=(*outcome.rows, *_yardstick_rows(record, len(outcome.header))),
+            note=" ".join(filter(None, [outcome.note, remark(copied) if copied else ""])),
+        )
         show_grid(self.console, f"{TITLES[name]}, {self._spec}", outcome.header, outcome.rows)
         if outcome.note:
             self.console.print(outcome.note, highlight=False, markup=False)
@@ -234,6 +242,8 @@ class Evaluator:
             MAEError: it failed on the way.
         """
         facts = {"model": self.extractor.name, "source": self._spec, **self.bench().facts()}
+        if told := warning(count_near_copies(self.bench())):
+            facts["near copies"] = told
         sections = []
         for name in CHEAP:
             if name == "reconstruction" and self.extractor.autoencoder is None:
@@ -265,6 +275,8 @@ class Evaluator:
                 raise UsageError(_overlap_message(data, pairs))
             if pairs:
                 bench = self._on(_without(data, {second for _, second in pairs}))
+            if told := warning(count_near_copies(bench)):
+                self.console.print(visible(told), style="yellow", highlight=False, soft_wrap=True, markup=False)
             self._bench = bench
         return self._bench
 

@@ -11,6 +11,7 @@ from mae import records
 from mae.data.images import load_images
 from mae.data.loaders import normalise
 from mae.data.sources import open_held_out
+from mae.evaluation.near_copies import warning
 from mae.experiments.job import Job
 from mae.experiments.looks import Look
 from mae.experiments.plan import COMMON_RATIO, Study, commands
@@ -62,8 +63,15 @@ def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str,
         runs=tuple(runs),
         facts=(*facts, *beside.items(), *machine.items()),
         notes=notes,
+        warnings=_warnings([found for _, found in done]),
         axis=plan.axis,
     )
+
+
+def _warnings(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Each once, though all jobs judge on the same images."""
+    told = [warning(result["near_copies"]) for result in found if result["near_copies"] is not None]
+    return tuple(dict.fromkeys(filter(None, told)))
 
 
 def _yardsticks(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -140,6 +140,7 @@ def carry_out(job: Job, result: Path, *, console: Console) -> bool:
         console.print(f"judging: {judgement.protocol}", highlight=False)
         evaluator = evaluator or _evaluator(job, job.folder)
         record = evaluator.judge(judgement.protocol, _protocol(judgement))
+        found["near_copies"] = record.near_copies or found["near_copies"]
         found["numbers"] |= {f"{name}{judgement.suffix}": value for name, value in read_numbers(record).items()}
         found["yardsticks"] |= {f"{who}{judgement.suffix}": value for who, value in read_yardsticks(record).items()}
         found["judged"] = number + 1
@@ -157,6 +158,7 @@ def _nothing_yet(job: Job) -> dict[str, Any]:
         "judged": 0,
         "numbers": {},
         "yardsticks": {},
+        "near_copies": None,
         "looks": [],
         "hardware": hardware(choose_device(job.device)),
         "versions": versions(),

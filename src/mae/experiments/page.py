@@ -46,7 +46,10 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
     sections = [
         answer(result, found),
         comparison(result, found),
-        Section(title="How to read this", text="\n\n".join([caveat(result), *_left_out(result), *result.notes])),
+        Section(
+            title="How to read this",
+            text="\n\n".join([*result.warnings, caveat(result), *_left_out(result), *result.notes]),
+        ),
         *course.sections(result, folder),
         *_tradeoff(result, folder / "tradeoff.png"),
         *(Section(title=title, pictures=paths) for title, paths in (pictures or {}).items()),

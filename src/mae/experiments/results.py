@@ -116,6 +116,7 @@ class StudyResult:
         runs: those that are done.
         facts: the set-up: data, model, length, what is locked, hardware, versions.
         notes: what a reader must know.
+        warnings: what makes the numbers doubtful.
         axis: what `Arm.place` is, such as "mask ratio".
     """
 
@@ -128,6 +129,7 @@ class StudyResult:
     runs: tuple[RunResult, ...]
     facts: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     axis: str = "place"
 
     @property

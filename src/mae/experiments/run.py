@@ -30,6 +30,7 @@ from mae.experiments.verdict import differences
 from mae.options import shown
 from mae.pretraining.settle import absolute_source, settle, source_stem, total_steps
 from mae.recipes import recipe_config
+from mae.report.canvas import visible
 from mae.report.tables import show_grid
 from mae.training.device import choose_device
 from mae.training.distributed import World
@@ -352,6 +353,8 @@ def _show(result: StudyResult, console: Console) -> None:
     table, verdict = comparison(result, found), answer(result, found)
     show_grid(console, table.title, table.header, table.rows)
     console.print(f"{table.text}\n\n{verdict.text}", highlight=False, markup=False)
+    for told in result.warnings:
+        console.print(visible(told), style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 def _locked(options: Collection[str]) -> str:

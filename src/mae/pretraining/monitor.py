@@ -8,12 +8,14 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from rich.console import Console
 from torch import Tensor
 
 from mae.data.augmentation import Augmentation, central_crop
+from mae.data.copies import near_copies, outline
 from mae.data.crops import Crops
 from mae.data.images import load_images
 from mae.data.loaders import normalise
@@ -65,7 +67,7 @@ def make_monitor(
     if len(prepared.held_out):
         watched.append(_HeldOut(prepared, model))
     if prepared.config.monitor is not None:
-        watched.append(_Labelled(prepared, model, prepared.config.monitor))
+        watched.append(_Labelled(prepared, model, prepared.config.monitor, console))
 
     def measure(step: int) -> Mapping[str, float]:
         numbers: dict[str, float] = {}
@@ -170,7 +172,7 @@ class _Labelled:
 
     what = "k-NN and probe"
 
-    def __init__(self, prepared: Prepared, model: MaskedAutoencoder, spec: str) -> None:
+    def __init__(self, prepared: Prepared, model: MaskedAutoencoder, spec: str, console: Console) -> None:
         self._prepared, self._model = prepared, model
         data = open_labelled(spec, data_root=prepared.config.data_root)
         self._num_classes = len(data.class_names)
@@ -182,6 +184,14 @@ class _Labelled:
                 f"--monitor {spec}: {twice:,} of {len(self._test[0]):,} test images are among the training images too; "
                 "remove them from one part"
             )
+        near = near_copies(_outlines(self._train[0]), _outlines(self._test[0])) >= 0
+        self._near = float(near.mean())
+        if near.any():
+            what = (
+                f"--monitor {spec}: {near.sum():,} of {len(near):,} test images have a near copy among the training "
+                "images, so k-NN and probe are higher than on new images; mae evaluate knn names some"
+            )
+            console.print(visible(what), style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def _some(self, split: LabelledSplit, most: int) -> tuple[_Pixels, Int64[Tensor, " n"]]:
         """Crops and their classes; of an unreadable image another one is taken."""
@@ -214,7 +224,12 @@ class _Labelled:
             "probe": top_k_accuracy(probe.logits(test).argmax(dim=1, keepdim=True), test_labels),
             "commonest_class": majority_share(train_labels, test_labels, classes),
             "chance": 1 / classes,
+            **({"near_copies": self._near} if self._near else {}),
         }
+
+
+def _outlines(crops: _Pixels) -> Float32[np.ndarray, "n waves"]:
+    return np.stack([outline(crop) for crop in crops])
 
 
 def _encode(prepared: Prepared, model: MaskedAutoencoder, crops: _Pixels) -> Float[Tensor, "n D"]:
