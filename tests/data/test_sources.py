@@ -1,6 +1,7 @@
 """Sources: what is found, in which order, what is left out, and what each error says."""
 
 import os
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -283,6 +284,16 @@ def test_parts_must_hold_the_same_classes(tree):
         open_labelled(str(root / "whole"), data_root=root)
     with pytest.raises(UsageError, match="odd: the training class 'dog' has no test image; add some, or take the cl"):
         open_labelled(str(root / "odd"), data_root=root)
+
+
+@pytest.mark.parametrize(
+    ("trained", "tested"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301"), ("STRASSE", "stra\u00dfe")]
+)
+def test_classes_that_differ_in_case_or_unicode_form_alone_are_named_in_plain_letters(tree, trained, tested):
+    root = tree({f"train/{trained}/0.png": png(), "train/dog/0.png": png(), f"test/{tested}/0.png": png()})
+    wanted = f"{ascii(trained)} is, of which {ascii(tested)} differs in case or Unicode form: name both alike"
+    with pytest.raises(UsageError, match=re.escape(wanted)):
+        open_labelled(str(root), data_root=root)
 
 
 def test_two_specs_are_training_and_test_part(tree, tmp_path):

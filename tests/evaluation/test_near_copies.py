@@ -102,8 +102,10 @@ def test_a_clean_split_says_nothing(pixels, split, tmp_path, capsys):
     judging = evaluator(pixels, split, tmp_path / "out")
     judging.console = Console(width=300)
     record = judging.judge("knn", find_protocol("knn")(ks=(1,)))
+    bench_note = judging.bench().data.note
     assert record.near_copies["test_images"] == 0 and record.near_copies["top1_without"] == record.near_copies["top1"]
-    assert "near cop" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "near cop" not in said and bench_note in said
     assert evaluate("label_free", pixels, data=split, out=tmp_path / "free", **QUICK).near_copies is None
 
 

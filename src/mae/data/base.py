@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -223,12 +224,24 @@ def check_parts(class_names: Sequence[str], test_classes: Iterable[str], *, name
     if unknown := sorted(tested - trained):
         raise UsageError(
             f"{name}: the test class {unknown[0]!r} is not among the training classes; "
-            f"take it out, or add training images of it"
+            + (_misspelt(unknown[0], trained) or "take it out, or add training images of it")
         )
     if untested := sorted(trained - tested):
         raise UsageError(
             f"{name}: the training class {untested[0]!r} has no test image; add some, or take the class out"
         )
+
+
+def _misspelt(class_name: str, others: Iterable[str]) -> str:
+    """What to do where one of the others is the same name in other letters, which may look alike; else empty."""
+    alike = sorted(other for other in others if _letters(other) == _letters(class_name))
+    if not alike:
+        return ""
+    return f"{ascii(alike[0])} is, of which {ascii(class_name)} differs in case or Unicode form: name both alike"
+
+
+def _letters(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def check_divisible(classes: Sequence[str], *, name: str) -> None:

@@ -275,6 +275,7 @@ class Evaluator:
                 raise UsageError(_overlap_message(data, pairs))
             if pairs:
                 bench = self._on(_without(data, {second for _, second in pairs}))
+            self.console.print(visible(bench.data.note), highlight=False, soft_wrap=True, markup=False)
             if told := warning(count_near_copies(bench)):
                 self.console.print(visible(told), style="yellow", highlight=False, soft_wrap=True, markup=False)
             self._bench = bench
