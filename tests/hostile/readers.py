@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mae.config import PretrainConfig
+from mae.data import sampled
 from mae.data.decoding import decode, probe
 from mae.data.forms import Form
 from mae.data.limits import UnreadableImage
@@ -58,7 +59,7 @@ def read_image(path: Path) -> str:
 def read_source(path: Path) -> str:
     """How many images of a folder, list or archive can be read, of how many; refused where none can."""
     source = open_source(str(path), data_root=path.parent)
-    source.fingerprint(), source.version()
+    sampled.fingerprint(source), sampled.version(source)
     readable, refusals = 0, []
     for index in range(len(source)):
         try:

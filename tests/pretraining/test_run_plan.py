@@ -20,7 +20,7 @@ from mae.errors import UsageError
 from mae.pretraining import plan as planning
 from mae.pretraining.measure import StepCost
 from mae.pretraining.plan import Plan, command_of, fitting_accumulate, fitting_epochs, make_plan, plan_pretraining
-from mae.pretraining.settle import Prepared, settle
+from mae.pretraining.settle import Prepared, settle, source_stem
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 
@@ -255,3 +255,8 @@ def test_planning_leaves_no_trace(machine: Machine, tmp_path: Path, monkeypatch:
     told = plan.to_json()
     assert told["config"]["model"] == "mae_vit_lesson_patch4" and told["command"] == plan.command
     assert told["pace"]["limit"] == "compute"
+
+
+def test_a_folder_named_after_its_source_can_be_made_and_typed():
+    found = [source_stem(source) for source in ("a/" + "x" * 250, "b/" + "\u00fc" * 120, "c/one\ntwo\x1b", "{a,b}.tar")]
+    assert found == ["x" * 100, "\u00fc" * 50, "one-two-", "a,b"]
