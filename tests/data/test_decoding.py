@@ -360,7 +360,7 @@ def test_large_images_are_converted_in_bands_alike(monkeypatch):
 
 
 def test_lack_of_memory_is_told(monkeypatch):
-    def lacking(*_: object) -> None:
+    def lacking(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("mae.data.decoding._converted", lacking)

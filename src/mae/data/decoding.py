@@ -8,6 +8,7 @@ own limits decide, and Pillow's global limit with its warning is neither needed 
 import io
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ _OPENERS: dict[str, type[ImageFile]] = {
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION = 274
 _BAND_PIXELS = 1 << 22  # converted at a time: a whole image would need its memory several times over
+_GREY = ("1", "L", "LA", "La")  # modes of Pillow's, with alpha and without
 _MAX_SCANS = 100  # of a JPEG; ten are usual, and each costs a pass over all pixels
 _MAX_RUN_LENGTHS = 16 << 20  # bytes and pixels of a BMP whose runs Pillow unpacks in Python
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
@@ -64,7 +66,7 @@ def recognise(head: bytes, *, name: str) -> str:
     raise UnreadableImage(f"{name} starts with {head[:8]!r}; expected a JPEG, PNG, WebP, TIFF, BMP or NPY image")
 
 
-def decode(data: bytes, *, name: str) -> np.ndarray:
+def decode(data: bytes, *, name: str, bands: int | None = None) -> np.ndarray:
     """The pixels of an image file's first frame, `[H, W, C]`, upright.
 
     C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF or NPY of n bands; alpha is
@@ -75,20 +77,22 @@ def decode(data: bytes, *, name: str) -> np.ndarray:
     Args:
         data: the file's content.
         name: the file's name for messages.
+        bands: how many channels are wanted; alpha that makes up this number is one of them, and not composited. Rasters
+            often call their fourth band so.
 
     Raises:
         UnreadableImage: another format, a size over the limits, truncated or broken.
     """
-    return _guarded(_decode, data, name)
+    return _guarded(partial(_decode, bands=bands), data, name)
 
 
-def probe(data: bytes, *, name: str) -> ImageInfo:
+def probe(data: bytes, *, name: str, bands: int | None = None) -> ImageInfo:
     """What `decode` would give, from the headers alone.
 
     Raises:
         UnreadableImage: another format, a size over the limits, or a broken header.
     """
-    return _guarded(_probe, data, name)
+    return _guarded(partial(_probe, bands=bands), data, name)
 
 
 def conform(image: np.ndarray, *, channels: int, dtype: np.dtype, name: str) -> np.ndarray:
@@ -144,7 +148,7 @@ def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
         raise UnreadableImage(f"{name} is not a whole {kind} image: {error or type(error).__name__}") from error
 
 
-def _decode(data: bytes, name: str) -> np.ndarray:
+def _decode(data: bytes, name: str, *, bands: int | None) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
     if kind == "JPEG" and (pixels := _plain_jpeg(data, name)) is not None:
         return pixels
@@ -152,13 +156,14 @@ def _decode(data: bytes, name: str) -> np.ndarray:
         return npy.read(data, name=name)
     if kind == "TIFF":
         with tiff.first_page(data, name=name) as page:
-            if not tiff.pillow_is_faithful(page):
-                return tiff.read(page, data=data, name=name)
-    with _opened(data, name=name) as image:
+            if not tiff.pillow_is_faithful(page, bands=bands):
+                return tiff.read(page, data=data, name=name, bands=bands)
+    with _opened(data, name=name, bands=bands) as image:
         _check_work(image, data, name=name)
         image.load()
+        keep_alpha = _keeps_alpha(image, bands)
         # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
-        return np.ascontiguousarray(upright(_pixels(image), _orientation(image)))
+        return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
 
 
 def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:
@@ -170,18 +175,18 @@ def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:
     return decode_jpeg(data, channels=channels)
 
 
-def _probe(data: bytes, name: str) -> ImageInfo:
+def _probe(data: bytes, name: str, *, bands: int | None) -> ImageInfo:
     kind = recognise(data[:HEADER_BYTES], name=name)
     if kind == "NPY":
         return npy.info(data, name=name)
     if kind == "TIFF":
         with tiff.first_page(data, name=name) as page:
-            return tiff.info(page, name=name)
-    with _opened(data, name=name) as image:
-        return _info(image)
+            return tiff.info(page, name=name, bands=bands)
+    with _opened(data, name=name, bands=bands) as image:
+        return _info(image, bands)
 
 
-def _opened(data: bytes, *, name: str) -> ImageFile:
+def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:
     """The image with only its header read, its size checked."""
     kind = recognise(data[:HEADER_BYTES], name=name)
     if kind == "WebP":
@@ -189,7 +194,7 @@ def _opened(data: bytes, *, name: str) -> ImageFile:
         width, height = _webp_canvas(data[:30], name)
         check_size(ImageInfo(height=height, width=width, channels=4, dtype=_UINT8), name=name)
     image = _OPENERS[kind](io.BytesIO(data))
-    check_size(_info(image), name=name)
+    check_size(_info(image, bands), name=name)
     return image
 
 
@@ -229,7 +234,7 @@ def _webp_canvas(head: bytes, name: str) -> tuple[int, int]:
     raise UnreadableImage(f"{name} is not a whole WebP image: no size in its header")
 
 
-def _info(image: ImageFile) -> ImageInfo:
+def _info(image: ImageFile, bands: int | None) -> ImageInfo:
     width, height = image.size
     if _orientation(image) >= 5:
         height, width = width, height
@@ -237,8 +242,13 @@ def _info(image: ImageFile) -> ImageInfo:
         return ImageInfo(height=height, width=width, channels=1, dtype=_UINT16)
     if image.mode in ("I", "F"):
         return ImageInfo(height=height, width=width, channels=1, dtype=_FLOAT32)
-    channels = 1 if image.mode in ("1", "L", "LA", "La") else 3
-    return ImageInfo(height=height, width=width, channels=channels, dtype=_UINT8)
+    channels, kept = 1 if image.mode in _GREY else 3, _keeps_alpha(image, bands)
+    alpha = image.has_transparency_data and not kept
+    return ImageInfo(height=height, width=width, channels=channels + kept, dtype=_UINT8, alpha=alpha)
+
+
+def _keeps_alpha(image: ImageFile, bands: int | None) -> bool:
+    return image.has_transparency_data and bands == (2 if image.mode in _GREY else 4)
 
 
 def _orientation(image: ImageFile) -> int:
@@ -249,29 +259,31 @@ def _orientation(image: ImageFile) -> int:
         return 1  # EXIF is often broken in otherwise sound photographs
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
+def _pixels(image: Image.Image, *, keep_alpha: bool) -> np.ndarray:
     rows = max(1, _BAND_PIXELS // image.width)
     if image.height <= rows:
-        return _converted(image)
-    first = _converted(image.crop((0, 0, image.width, rows)))
+        return _converted(image, keep_alpha=keep_alpha)
+    first = _converted(image.crop((0, 0, image.width, rows)), keep_alpha=keep_alpha)
     pixels = np.empty((image.height, *first.shape[1:]), first.dtype)
     pixels[:rows] = first
     for top in range(rows, image.height, rows):
         below = min(top + rows, image.height)
-        pixels[top:below] = _converted(image.crop((0, top, image.width, below)))
+        pixels[top:below] = _converted(image.crop((0, top, image.width, below)), keep_alpha=keep_alpha)
     return pixels
 
 
-def _converted(image: Image.Image) -> np.ndarray:
+def _converted(image: Image.Image, *, keep_alpha: bool) -> np.ndarray:
     mode = image.mode
     if mode.startswith("I;16"):
         pixels = np.array(image).astype(np.uint16)
     elif mode in ("I", "F"):
         pixels = np.array(image).astype(np.float32)
+    elif image.has_transparency_data and keep_alpha:
+        pixels = np.array(image.convert("LA" if mode in _GREY else "RGBA"))
     elif image.has_transparency_data:
         colour = image.convert("RGBA")
         shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colour).convert("RGB")
-        pixels = np.array(shown.getchannel(0) if mode in ("1", "L", "LA", "La") else shown)
+        pixels = np.array(shown.getchannel(0) if mode in _GREY else shown)
     elif mode in ("1", "L"):
         pixels = np.array(image.convert("L"))
     else:

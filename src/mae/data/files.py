@@ -34,7 +34,7 @@ class FileSource:
     """Image files below a folder; `names` are paths relative to it, with `/`.
 
     `sizes` in bytes and `times` of the last change in nanoseconds are those at opening; `channels` are the names in the
-    folder's `channels.txt`.
+    folder's `channels.txt`, `bands` is what `decode` is told.
     """
 
     name: str
@@ -44,6 +44,7 @@ class FileSource:
     sizes: np.ndarray
     times: np.ndarray
     channels: tuple[str, ...] | None = None
+    bands: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -55,12 +56,12 @@ class FileSource:
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _as_named(decode(self.read(index), name=name), self.channels, name)
+        return _as_named(decode(self.read(index), name=name, bands=self.bands), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _named(probe(self.read(index), name=name), self.channels, name)
+        return _named(probe(self.read(index), name=name, bands=self.bands), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
@@ -94,7 +95,7 @@ class FileSource:
 class ZipSource:
     """Image members of a zip archive; `table` has a row for each member: offset, packed, size, crc, method.
 
-    `channels` are the names in the `channels.txt` at its top.
+    `channels` are the names in the `channels.txt` at its top, `bands` is what `decode` is told.
 
     The archive is opened anew for each read. That costs 20 us, and leaves no open file or position that worker
     processes or threads could share.
@@ -106,6 +107,7 @@ class ZipSource:
     names: Names
     table: np.ndarray
     channels: tuple[str, ...] | None = None
+    bands: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -117,12 +119,12 @@ class ZipSource:
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _as_named(decode(self.read(index), name=name), self.channels, name)
+        return _as_named(decode(self.read(index), name=name, bands=self.bands), self.channels, name)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
         name = self.item_name(index)
-        return _named(probe(self.read(index), name=name), self.channels, name)
+        return _named(probe(self.read(index), name=name, bands=self.bands), self.channels, name)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names, sizes and checksums in order."""
@@ -219,6 +221,7 @@ def _status(path: Path) -> os.stat_result | None:
 def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, root: Path) -> FileSource:
     """Of paths, sizes and times."""
     paths, sizes, times = zip(*files, strict=True)
+    channels = names_beside(root)
     return FileSource(
         name=name,
         note=f"{kind}, {_count(len(files))}",
@@ -226,7 +229,8 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
         names=Names(paths),
         sizes=np.array(sizes, dtype=np.int64),
         times=np.array(times, dtype=np.int64),
-        channels=names_beside(root),
+        channels=channels,
+        bands=None if channels is None else len(channels),
     )
 
 
@@ -312,6 +316,7 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
         names=Names(member.filename for member in images),
         table=np.array(table, dtype=np.int64),
         channels=channels,
+        bands=None if channels is None else len(channels),
     )
 
 

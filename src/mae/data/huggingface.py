@@ -65,6 +65,7 @@ class RowSource:
         splits: name and number of rows of each; the one that was asked for has no name.
         rows: which of them, by number.
         root: the folder that rows may name files in; None where they may name none.
+        bands: see `decode`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RowSource:
     splits: tuple[tuple[str, int], ...]
     rows: np.ndarray
     root: Path | None = None
+    bands: int | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -83,11 +85,11 @@ class RowSource:
 
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
-        return decode(self.read(index), name=self.item_name(index))
+        return decode(self.read(index), name=self.item_name(index), bands=self.bands)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return probe(self.read(index), name=self.item_name(index))
+        return probe(self.read(index), name=self.item_name(index), bands=self.bands)
 
     def read(self, index: int) -> bytes:
         """The image file; raises `UnreadableImage`, and `MAEError` where the row cannot be had."""

@@ -29,6 +29,7 @@ class ImageInfo:
         names: of the channels in order; None where nothing names them.
         own_names: whether they stand in the file itself, so that another file's may differ.
         no_data: the value that the file says stands for no measurement, as text; None where it says none.
+        alpha: whether one more band is taken as alpha, and composited away.
     """
 
     height: int
@@ -38,6 +39,7 @@ class ImageInfo:
     names: tuple[str, ...] | None = None
     own_names: bool = False
     no_data: str | None = None
+    alpha: bool = False
 
     @property
     def num_bytes(self) -> int:

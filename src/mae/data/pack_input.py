@@ -52,11 +52,10 @@ class PackInput:
         source, number = self._found(index)
         return source.item_name(number)
 
-    def names_of(self, index: int) -> tuple[tuple[str, ...] | None, str | None]:
-        """What the image's channels are called, and the value that stands for no measurement; by its header."""
+    def probe(self, index: int) -> ImageInfo:
+        """What the image holds, by its header."""
         source, number = self._found(index)
-        info = source.probe(number)
-        return info.names, info.no_data
+        return source.probe(number)
 
     def original(self, index: int, channels: tuple[str, ...] | None) -> Original:
         """The image, wholly decoded.
@@ -71,8 +70,9 @@ class PackInput:
         """
         source, number = self._found(index)
         name, data = source.item_name(number), _file(source, number)
-        image = source.load(number) if data is None else decode(data, name=name)
         beside = getattr(source, "channels", None)
+        bands = getattr(source, "bands", None)
+        image = source.load(number) if data is None else decode(data, name=name, bands=bands)
         if beside is not None and len(beside) != image.shape[2]:
             raise UnreadableImage(f"{name} has {image.shape[2]} channels, {len(beside)} are named; expected as many")
         info = source.probe(number) if data is None else _told_by(data, name)
@@ -120,24 +120,29 @@ def open_input(spec: str, *, data_root: Path) -> PackInput:
     return PackInput(name=name, sources=sources, keys=Names(keys), place=path if path.is_dir() else None)
 
 
-def common_names(images: PackInput, looked_at: Iterable[int]) -> tuple[tuple[str, ...] | None, str | None]:
-    """What the channels of some images are called, and the first value that a file says stands for no measurement.
+def common_names(images: PackInput, looked_at: Iterable[int]) -> tuple[tuple[str, ...] | None, str | None, bool]:
+    """What some images' headers say.
+
+    Returns:
+        What the channels are called, the first value that a file says stands for no measurement, and whether any image
+        has a band that is taken as alpha.
 
     Raises:
-        UsageError: they are not called alike.
+        UsageError: the channels are not called alike.
     """
-    found: list[tuple[tuple[str, ...] | None, str | None]] = []
+    found: list[ImageInfo] = []
     for index in looked_at:
         try:
-            found.append(images.names_of(index))
+            found.append(images.probe(index))
         except UnreadableImage:  # told when it is packed
             continue
-    names = list(dict.fromkeys(names for names, _ in found))
+    names = list(dict.fromkeys(info.names for info in found))
     if len(names) > 1:
         raise UsageError(
             f"{images.name} has {_told(names[0])} in some files, {_told(names[1])} in others; {_NAME_THEM}"
         )
-    return names[0] if names else None, next((marked for _, marked in found if marked is not None), None)
+    marked = next((info.no_data for info in found if info.no_data is not None), None)
+    return names[0] if names else None, marked, any(info.alpha for info in found)
 
 
 def _told(names: tuple[str, ...] | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mae.data.base import Names, fingerprint_of
-from mae.data.decoding import decode
+from mae.data.decoding import decode, probe
 from mae.data.limits import ImageInfo, UnreadableImage, check_size
 from mae.data.pack_format import (
     DTYPES,
@@ -42,6 +42,7 @@ class PackSource:
         names: the members' names.
         channels: what every image's channels are called; None where nothing names them.
         no_data: the value that the files say stands for no measurement; None where they say none.
+        bands: see `decode`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PackSource:
     names: Names
     channels: tuple[str, ...] | None = None
     no_data: str | None = None
+    bands: int | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -95,11 +97,13 @@ class PackSource:
 
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`, and `MAEError` where its shard cannot be had."""
-        name, info = self.item_name(index), self.probe(index)
-        image = decode(self.read(index), name=name)
+        name, info = self.item_name(index), self._indexed(index)
+        image = decode(self.read(index), name=name, bands=self.bands)
         height, width, channels = image.shape
         found = ImageInfo(height=height, width=width, channels=channels, dtype=image.dtype)
         expected = replace(info, names=None, no_data=None)
+        if channels == self.bands == info.channels + 1:  # alpha, which the index does not count
+            expected = replace(expected, channels=channels)
         if found != expected:
             raise UnreadableImage(f"{name} is {_told(found)}, and {_told(expected)} in the index; the pack is damaged")
         return image
@@ -113,7 +117,13 @@ class PackSource:
         return data
 
     def probe(self, index: int) -> ImageInfo:
-        """What `load` would give, by the index alone; raises `UnreadableImage`."""
+        """What `load` would give, by the index where that tells; raises `UnreadableImage`."""
+        info = self._indexed(index)
+        if self.bands == info.channels + 1:  # which may be alpha, and the index does not count that
+            return probe(self.read(index), name=self.item_name(index), bands=self.bands)
+        return info
+
+    def _indexed(self, index: int) -> ImageInfo:
         row, name = self.index[index], self.item_name(index)
         info = ImageInfo(
             height=int(row["height"]),
@@ -170,6 +180,7 @@ def open_pack(storage: Storage, name: str) -> PackSource:
         index=np.concatenate(rows),
         names=Names(_names(storage, manifest)),
         channels=manifest.channel_names,
+        bands=None if manifest.channel_names is None else len(manifest.channel_names),
         no_data=manifest.no_data,
     )
 

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class PackResult:
         num_bytes: of its tars.
         left_out: what could not be used; of a pack that was there before see its `report.json`.
         was_there: whether it had been whole before.
+        alpha: whether a band was taken as alpha, by the headers of some images; of a pack that was there before False.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class PackResult:
     num_bytes: int
     left_out: tuple[LeftOut, ...]
     was_there: bool
+    alpha: bool = False
 
 
 def pack(
@@ -87,7 +89,7 @@ def pack(
     if (root / MANIFEST).is_file():
         return _whole(root, words, images)
     with _alone(root):
-        manifest, left_out = _written(
+        manifest, left_out, alpha = _written(
             root,
             images,
             chosen,
@@ -97,7 +99,7 @@ def pack(
             progress=progress or (lambda done, total: None),
         )
     shutil.rmtree(root / WORKING, ignore_errors=True)
-    return _result(root, manifest, left_out, was_there=False)
+    return replace(_result(root, manifest, left_out, was_there=False), alpha=alpha)
 
 
 def _written(
@@ -109,10 +111,10 @@ def _written(
     workers: int,
     max_unreadable: float,
     progress: Progress,
-) -> tuple[Manifest, tuple[LeftOut, ...]]:
+) -> tuple[Manifest, tuple[LeftOut, ...], bool]:
     """Every file of the pack, `pack.json` last."""
     order = permutation(_ORDER_SEED, FIXED_EPOCH, len(images)).numpy()
-    channels, no_data = common_names(images, order[:_LOOKED_AT].tolist())
+    channels, no_data, alpha = common_names(images, order[:_LOOKED_AT].tolist())
     fingerprint = images.fingerprint()
     _begin(root, {"form": words, "fingerprint": fingerprint, "version": images.version()})
     job = Job(images=images, form=form, order=order, per_shard=int(words["per_shard"]), channels=channels, folder=root)
@@ -133,7 +135,7 @@ def _written(
         left_out=len(left_out),
     )
     write_file(root, MANIFEST, manifest.to_bytes())
-    return manifest, left_out
+    return manifest, left_out, alpha
 
 
 def _all_left_out(records: Sequence[Record]) -> tuple[LeftOut, ...]:

@@ -59,8 +59,8 @@ def first_page(data: bytes, *, name: str) -> Iterator["TiffPage"]:
         yield page
 
 
-def info(page: "TiffPage", *, name: str) -> ImageInfo:
-    """What the page will be once decoded.
+def info(page: "TiffPage", *, name: str, bands: int | None = None) -> ImageInfo:
+    """What the page will be once decoded; alpha that makes up so many `bands` is one of them.
 
     Raises:
         UnreadableImage: numbers that are no brightness (complex ones).
@@ -68,7 +68,7 @@ def info(page: "TiffPage", *, name: str) -> ImageInfo:
     height, width = page.imagelength, page.imagewidth
     if _orientation(page) >= 5:
         height, width = width, height
-    channels, dtype = _channels(page), _dtype(page, name=name)
+    channels, dtype = _channels(page, bands), _dtype(page, name=name)
     names, no_data = _band_names(page, channels), _no_data(page)
     return ImageInfo(
         height=height,
@@ -78,10 +78,11 @@ def info(page: "TiffPage", *, name: str) -> ImageInfo:
         names=names,
         own_names=names is not None,
         no_data=no_data,
+        alpha=_has_alpha(page, bands),
     )
 
 
-def pillow_is_faithful(page: "TiffPage") -> bool:
+def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
     """Whether Pillow gives this page's values unchanged; it drops bits and bands of many others."""
     samples, bits, kind = page.samplesperpixel, page.bitspersample, _kind(page)
     if samples > 1 and page.planarconfig != _CONTIGUOUS:
@@ -91,11 +92,13 @@ def pillow_is_faithful(page: "TiffPage") -> bool:
         return plain or (bits == 16 and kind == "u" and page.photometric == _BLACK_IS_ZERO) or (bits, kind) == (32, "f")
     if bits != 8 or kind != "u":
         return False
-    return samples == 3 or _has_alpha(page) or (samples == 4 and page.photometric == _SEPARATED)
+    return samples == 3 or _has_alpha(page, bands) or (samples == 4 and page.photometric == _SEPARATED)
 
 
-def read(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
+def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None) -> np.ndarray:
     """The page's pixels `[H, W, C]`, uint8, uint16 or float32, upright, alpha composited over white.
+
+    Alpha that makes up so many `bands` is one of them.
 
     Raises:
         UnreadableImage: a compression, colour space or layout that cannot be read, or a strip that is damaged.
@@ -110,7 +113,7 @@ def read(page: "TiffPage", *, data: bytes, name: str) -> np.ndarray:
         pixels = pixels.astype(np.uint8) * 255
     if page.photometric == _WHITE_IS_ZERO and pixels.dtype.kind == "u":
         pixels = np.iinfo(pixels.dtype).max - pixels
-    if _has_alpha(page):
+    if _has_alpha(page, bands):
         pixels = _over_white(pixels, premultiplied=int(page.extrasamples[0]) == _PREMULTIPLIED)
     return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
 
@@ -211,15 +214,19 @@ def _kind(page: "TiffPage") -> str:
     return "" if page.dtype is None else page.dtype.kind
 
 
-def _has_alpha(page: "TiffPage") -> bool:
-    extra = page.extrasamples
-    return page.samplesperpixel in (2, 4) and len(extra) == 1 and int(extra[0]) in _ALPHA and _kind(page) == "u"
+def _has_alpha(page: "TiffPage", bands: int | None) -> bool:
+    samples, extra = page.samplesperpixel, page.extrasamples
+    if samples not in (2, 4) or len(extra) != 1 or int(extra[0]) not in _ALPHA or _kind(page) != "u":
+        return False
+    # Writers call a fourth band alpha without being asked; not so where it has a name, or all are wanted.
+    names = _band_names(page, samples)
+    return bands != samples and (names is None or "alpha" in names[-1].lower())
 
 
-def _channels(page: "TiffPage") -> int:
+def _channels(page: "TiffPage", bands: int | None) -> int:
     if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
         return 3  # palette, CMYK, YCbCr, LAB: Pillow makes RGB of them
-    return page.samplesperpixel - _has_alpha(page)
+    return page.samplesperpixel - _has_alpha(page, bands)
 
 
 def _dtype(page: "TiffPage", *, name: str) -> np.dtype:

@@ -65,6 +65,7 @@ class TarSource:
         places: the number of each member's archive.
         table: a row for each member, see `_ROW`.
         reader: reads the archives.
+        bands: see `decode`.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TarSource:
     places: np.ndarray
     table: np.ndarray
     reader: Reader = read_local
+    bands: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,11 +93,11 @@ class TarSource:
 
     def load(self, index: int) -> np.ndarray:
         """The image `[H, W, C]`; raises `UnreadableImage`."""
-        return decode(self.read(index), name=self.item_name(index))
+        return decode(self.read(index), name=self.item_name(index), bands=self.bands)
 
     def probe(self, index: int) -> ImageInfo:
         """What `load` would give; raises `UnreadableImage`."""
-        return probe(self.read(index), name=self.item_name(index))
+        return probe(self.read(index), name=self.item_name(index), bands=self.bands)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the names and sizes in order."""
