@@ -7,11 +7,14 @@ from difflib import get_close_matches
 from math import isinf
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mae.errors import UsageError
 
 Record = TypeVar("Record")
+PixelDtype = Literal["uint8", "uint16", "float32"]
+"""Type of the pixels in image files, as models record it."""
+
 _MAX_BYTES = 64 << 20
 _MAX_SHOWN = 200
 

@@ -73,7 +73,7 @@ def test_rows_are_the_images_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("mae.evaluation.features.BATCH_SIZE", 3)
     source, encode = opened(folder), Counting()
     found = store(tmp_path).features(extractor(encode), source)
-    images = torch.cat(list(normalised_batches(source.images((3, None, None)), PLAIN, device=CPU)))
+    images = torch.cat(list(normalised_batches(source.images((3, None, None, None)), PLAIN, device=CPU)))
     assert found.numbers.tolist() == list(range(7)) and sorted(found.arrays) == ["first", "mean"]
     torch.testing.assert_close(found.arrays["mean"], images.mean(dim=(2, 3)))
     torch.testing.assert_close(found.arrays["first"], images[:, :, 0, 0])
@@ -254,7 +254,7 @@ def test_unreadable_files_have_no_row(folder, tmp_path):
     found = store(tmp_path).features(extractor(Counting()), opened(folder, max_unreadable=0.5))
     assert found.numbers.tolist() == [0, 1, 3, 4, 5, 6]
     assert torch.equal(found.arrays["mean"], whole[found.numbers])
-    digests, numbers = store(tmp_path).digests(opened(folder, max_unreadable=0.5), (3, None, None))
+    digests, numbers = store(tmp_path).digests(opened(folder, max_unreadable=0.5), (3, None, None, None))
     assert numbers.tolist() == found.numbers.tolist() and len(set(digests.tolist())) == 6
 
 
@@ -333,7 +333,7 @@ def test_a_feature_may_be_called_as_the_content_is(folder, tmp_path):
     encode = extractor(lambda images: {"numbers": images[:, :, 0, 0], "digests": images[:, :, 1, 1]})
     found = store(tmp_path).features(encode, opened(folder))
     assert found.numbers.tolist() == list(range(7))
-    images = torch.cat(list(normalised_batches(opened(folder).images((3, None, None)), PLAIN, device=CPU)))
+    images = torch.cat(list(normalised_batches(opened(folder).images((3, None, None, None)), PLAIN, device=CPU)))
     assert torch.equal(found.arrays["numbers"], images[:, :, 0, 0])
 
 
@@ -346,13 +346,15 @@ def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatc
     monkeypatch.setattr("mae.evaluation.features.BATCH_SIZE", 50)
     whole = store(tmp_path / "whole").features(extractor(Counting()), pictures(set(), keep=True)).arrays["mean"]
     source, encode = pictures({57}), Counting()
-    assert not source.images((3, None, None)).in_memory and len(source.images((3, None, None)).readable) == 120
+    assert (
+        not source.images((3, None, None, None)).in_memory and len(source.images((3, None, None, None)).readable) == 120
+    )
     left = [number for number in range(120) if number != 57]
     found = store(tmp_path).features(extractor(encode), source)
     assert found.numbers.tolist() == left and encode.count == 119
     assert torch.equal(found.arrays["mean"], whole[left])
     for again in (source, pictures({57})):  # from what was stored, too
-        assert store(tmp_path).images(again, (3, None, None)).readable.tolist() == left
+        assert store(tmp_path).images(again, PLAIN).readable.tolist() == left
     patches = store(tmp_path).features(extractor(Counting()), pictures({57}), patches=True)
     assert patches.arrays[PATCHES].shape == (119, 64, 3) and patches.numbers.tolist() == left
 
@@ -363,7 +365,7 @@ def test_too_many_broken_files_in_a_set_that_does_not_fit_in_memory(tmp_path, mo
     source = pictures({5, 57, 111})
     with pytest.raises(MAEError, match="2 of 120 images cannot be used, .* 0.01: picture-5 is.*picture-57 is"):
         store(tmp_path).features(extractor(Counting()), source)  # it ends at the first part with too many
-    assert len(source.images((3, None, None)).unreadable) == 2
+    assert len(source.images((3, None, None, None)).unreadable) == 2
     assert list((tmp_path / "features").iterdir()) == []
 
 
@@ -376,5 +378,5 @@ def test_few_images_wait_for_the_threads_at_a_time(tmp_path, monkeypatch):
         return contents_of(images, numbers)
 
     monkeypatch.setattr("mae.evaluation.features.contents_of", noted)
-    digests, _ = store(tmp_path).digests(Opened(Pictures([noise(2, 2, 1)] * 9000)), (1, None, None))
+    digests, _ = store(tmp_path).digests(Opened(Pictures([noise(2, 2, 1)] * 9000)), (1, None, None, None))
     assert given == [4096, 4096, 808] and len(digests) == 9000 and len(digests.unique()) == 1

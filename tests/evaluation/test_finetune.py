@@ -358,7 +358,9 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path, bench: Bench):
 @pytest.mark.parametrize(("channels", "dtype"), [(13, "uint8"), (3, "float32"), (1, "uint16")])
 def test_images_that_rand_augment_cannot_change(tmp_path: Path, channels: int, dtype: str):
     rng = np.random.default_rng(0)
-    parts = [(rng.integers(0, 255, (16, 16, 16, channels)).astype(dtype), torch.arange(16) % 3) for _ in range(2)]
+    top = 255 if dtype == "float32" else 1
+    pixels = [(rng.integers(0, 255, (16, 16, 16, channels)) / top).astype(dtype) for _ in range(2)]
+    parts = [(each, torch.arange(16) % 3) for each in pixels]
     model = small_model(in_chans=channels, mean=(0.5,) * channels, std=(0.25,) * channels)
     bench = make_bench(tmp_path, model, train=parts[0], test=parts[1])
     with pytest.raises(UsageError, match=rf"{channels} channels.*{dtype}.*--no-augment"):

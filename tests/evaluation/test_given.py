@@ -151,7 +151,7 @@ def test_outside_the_hole_the_picture_is_the_user_s_own(tmp_path):
     ],
 )
 def test_the_filled_picture_keeps_the_type_of_the_image(tmp_path, channels, dtype, suffix):
-    pixels = noise(SIDE, SIDE, channels).astype(dtype) * (1 if dtype == np.uint8 else 250)
+    pixels = (noise(SIDE, SIDE, channels) * {np.uint8: 1, np.uint16: 250, np.float32: 1 / 255}[dtype]).astype(dtype)
     images = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
     hole = torch.zeros(SIDE, SIDE)
     hole[3:5, 3:9] = 1

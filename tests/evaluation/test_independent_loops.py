@@ -1,7 +1,7 @@
 """Trainings with labels, from the request to the last weights, against loops written out from the papers.
 
-What each step was given is recorded as the training goes, and the loops see the same in float64. Nothing else is shared:
-forward, loss, optimizer and schedule are written here.
+What each step was given is recorded as the training goes, and the loops see the same in float64. Nothing else is
+shared: forward, loss, optimizer and schedule are written here.
 """
 
 from collections.abc import Callable, Mapping

@@ -40,13 +40,13 @@ def test_files_are_cropped_as_evaluation_does(tmp_path):
         (1, "grey 16", lambda: noise(16, 16, 1).astype(np.uint16) * 200 / 65535),
         (3, "grey 16", lambda: (noise(16, 16, 1).astype(np.uint16) * 200).repeat(3, axis=2) / 65535),
         (1, "colour 8", lambda: np.rint(noise(16, 16) @ np.array([[0.299], [0.587], [0.114]])) / 255),
-        (5, "bands", lambda: noise(16, 16, 5).astype(np.float32) * 9),
+        (5, "bands", lambda: noise(16, 16, 5) / np.float32(255)),
     ],
 )
 def test_every_kind_of_image_the_data_room_reads_becomes_pixel_values(tmp_path, channels, content, expected):
     path = tmp_path / "i"
     if content == "bands":
-        tifffile.imwrite(path, noise(16, 16, 5).astype(np.float32) * 9, planarconfig="contig")
+        tifffile.imwrite(path, noise(16, 16, 5) / np.float32(255), planarconfig="contig")
     elif content == "grey 16":
         path.write_bytes(encoded(Image.fromarray(noise(16, 16, 1)[..., 0].astype(np.uint16) * 200)))
     else:

@@ -104,6 +104,24 @@ def test_an_encoder_comes_back_bit_by_bit(form: str, tmp_path: Path) -> None:
         assert torch.equal(back.encoder.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize("form", READ)
+@pytest.mark.parametrize("pixel_dtype", [None, "uint16", "float32"])
+def test_the_unit_of_its_pixels_comes_back(form: str, pixel_dtype: str | None, tmp_path: Path) -> None:
+    """Of 8 bits a package's own rule holds, which weights from elsewhere follow too."""
+    model = tiny_model(**SQUARE, pixel_dtype=pixel_dtype).eval()
+    FORMS[form].write(model, tmp_path, None)
+    path = tmp_path / OFFICIAL_FILE if form == "official" else tmp_path
+    back, report = open_model(path, see_photographs=False)
+    assert back.config is not None and back.config.pixel_dtype == pixel_dtype
+    card = model_card(model, report, path=path, licence=None, library=None, usage="", whole=True)
+    told = {
+        None: "in [0, 1]; type",
+        "uint16": "uint16 files; value / 65535",
+        "float32": "float32 files; the value itself",
+    }
+    assert told[pixel_dtype] in card
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [*READ, "onnx", "torch-export"])
 def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

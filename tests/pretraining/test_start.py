@@ -75,7 +75,7 @@ def same(path: Path, run: Prepared, *, but: str = "nothing") -> bool:
 
 def test_weights_say_sizes_target_and_statistics(weights: Path):
     run = prepared(weights)
-    assert run.model_config == DIGITS and same(weights, run)
+    assert run.model_config == replace(DIGITS, pixel_dtype="uint8") and same(weights, run)
     assert run.config.statistics == "model" and run.statistics()[0].tolist() == [0.25]
     assert run.config.model == "vit_24x2_patch2"
 
@@ -102,7 +102,7 @@ def test_what_the_user_says_counts(options: dict[str, Any], fresh: str, weights:
 def test_of_a_recipe_the_weights_take_no_word(weights: Path):
     asked = PretrainConfig(source="builtin:digits", init_from=str(weights), model="mae_vit_small", norm_pix_loss=True)
     run = prepare(asked, None, CPU, World(), resume=False, given={"source", "init_from"})
-    assert run.model_config == DIGITS
+    assert run.model_config == replace(DIGITS, pixel_dtype="uint8")
 
 
 def test_an_encoder_alone_gets_the_decoder_of_its_size(tmp_path: Path):
@@ -213,7 +213,7 @@ def test_the_command_line_checks_and_plans_with_them(weights: Path, capsys: pyte
     asked = recipe_config("default").override(options)
     run, plan = plan_pretraining(asked, hours=None, given=options)
     command = f"mae pretrain builtin:digits --init-from {weights} --epochs 20 --batch-size 16"
-    assert run.model_config == DIGITS and plan.command.startswith(command)
+    assert run.model_config == replace(DIGITS, pixel_dtype="uint8") and plan.command.startswith(command)
     assert "--norm" not in plan.command and "--patch" not in plan.command
     options["norm_pix_loss"] = True
     told = prepare(asked.override(options), None, CPU, World(), resume=False, given=options)

@@ -1,4 +1,4 @@
-"""What every image of a set is brought to: the same channels by name, one type, no data told from data."""
+"""What every image of a set is brought to: the same channels by name, one type and unit, no data told from data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,31 @@ import numpy as np
 from mae.data.decoding import conform
 from mae.data.limits import UnreadableImage
 from mae.errors import UsageError
+from mae.records import PixelDtype
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def divisor(found: np.dtype, pixel_dtype: PixelDtype | None) -> float:
+    """What pixel values in a file are divided by to be in the unit of a model.
+
+    A raster holds the same numbers whether it is saved as integers or as floating point, so these convert by the scale
+    of the files that the model was trained on. Between 8 and 16 bits a picture keeps its share of the range.
+
+    Args:
+        found: type of the values: uint8, uint16 or float32.
+        pixel_dtype: of the model; see `ModelConfig`.
+    """
+    if pixel_dtype == "float32":
+        return 1.0
+    if found.kind == "u":
+        return float(np.iinfo(found).max)
+    return 1.0 if pixel_dtype is None else float(np.iinfo(pixel_dtype).max)
+
+
+def in_unit(image: np.ndarray, pixel_dtype: PixelDtype | None) -> np.ndarray:
+    """Pixel values as a file holds them in the unit of a model, float32; see `divisor`."""
+    return image.astype(_FLOAT32) / np.float32(divisor(image.dtype, pixel_dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +47,9 @@ class Form:
             `channels`.
         own_names: whether these stand in the files, each of which must then be looked at.
         missing: the value that stands for no measurement, may be NaN; None: every value is one, and must be finite.
-        integers: whether the files hold whole numbers, which are scaled to [0, 1] where some may be missing.
+        integers: whether values are those of integer files, over the range of their type.
+        pixel_dtype: of the model that the images are for, in whose unit they are given; None: they have their own, and
+            integers and raw float values do not mix.
     """
 
     channels: int
@@ -32,6 +59,7 @@ class Form:
     own_names: bool = False
     missing: float | None = None
     integers: bool = False
+    pixel_dtype: PixelDtype | None = None
 
     def of(self, image: np.ndarray, *, name: str) -> np.ndarray:
         """The image `[H, W, channels]`; NaN where nothing was measured.
@@ -47,14 +75,15 @@ class Form:
         if self.missing is not None:
             image = self._marked(image, self.missing, name)
         _check_finite(image, name, may_miss=self.missing is not None)
+        if self.missing is None and self.pixel_dtype is not None and self.dtype == _FLOAT32:
+            image = in_unit(image, self.pixel_dtype)
         return conform(image, channels=self.channels, dtype=self.dtype, name=name)
 
     def _marked(self, image: np.ndarray, missing: float, name: str) -> np.ndarray:
-        if (image.dtype.kind == "u") != self.integers:
+        if self.pixel_dtype is None and (image.dtype.kind == "u") != self.integers:
             kind = "whole numbers" if self.integers else "raw float values"
             raise UnreadableImage(f"{name} holds {image.dtype} values, the data set {kind}: keep one kind")
-        top = np.float32(np.iinfo(image.dtype).max if self.integers else 1)
-        marked = image.astype(np.float32) / top
+        marked = in_unit(image, self.pixel_dtype)
         if _fits(missing, image.dtype):
             marked[image == image.dtype.type(missing)] = np.nan
         return marked

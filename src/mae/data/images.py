@@ -5,8 +5,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from mae.data.moments import Moments, join, moments_of, no_moments
 from mae.data.sampled import Sampled, first_of, sampled
 from mae.errors import MAEError, UsageError
 from mae.randomness import Stream, permutation
+from mae.records import PixelDtype
 
 _SURVEYED = 256
 _SAMPLED_BLOCKS = 8  # a shard of a pack is a fair sample of it, and each of them may have to be fetched
@@ -28,7 +30,8 @@ _CHUNK = 64
 _STATISTICS_SEED = 0
 _SHOWN = 5
 _FLOAT32 = np.dtype(np.float32)
-_SIZE_RANK = (np.dtype(np.uint8), np.dtype(np.uint16), _FLOAT32)
+_NAMES: tuple[PixelDtype, ...] = get_args(PixelDtype)
+_SIZE_RANK = tuple(np.dtype(name) for name in _NAMES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +63,11 @@ class ImageSet:
         channel_names: what they are called, in order; None where nothing names them.
         no_data: what stands for no measurement in the files, as text; such values are NaN in the images. None: nothing.
         dtype: the type the files hold; images are given as uint8, or as float32 for the other two. float32 where values
-            may be missing; whole numbers are then scaled to [0, 1].
+            may be missing, or are brought to another unit than their files'.
+        pixel_dtype: tells the unit of the values, see `ModelConfig`: that of the model the images were opened for, else
+            that of the files.
+        found_dtypes: the types that the files looked at when the set was opened hold.
+        alpha: how many of these have a band that is taken as alpha, and how to keep it, in one line; None: none has.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class ImageSet:
         *,
         source: Source,
         form: Form,
+        survey: "_Survey",
         channel_names: tuple[str, ...] | None,
         no_data: str | None,
         decoded: _Decoded | None,
@@ -80,6 +88,9 @@ class ImageSet:
         self.channel_names = channel_names
         self.no_data = no_data
         self.dtype = form.dtype
+        self.pixel_dtype: PixelDtype = form.pixel_dtype or survey.pixel_dtype
+        self.found_dtypes = frozenset(info.dtype for info in survey.infos)
+        self.alpha = _told_of_alpha(survey.infos, form.channels)
         self._source, self._form = source, form
         self._decoded = decoded
         self._broken = broken
@@ -139,7 +150,7 @@ class ImageSet:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the files hold whole numbers, given as uint8 or scaled to [0, 1]."""
+        """Whether values are those of integer files, given as uint8 or scaled to [0, 1]."""
         return self._form.integers
 
     @property
@@ -149,6 +160,8 @@ class ImageSet:
 
     def get(self, index: int) -> UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]:
         """One image: uint8 0..255; float32 in [0, 1] for 16-bit data; float32 raw values for the rest; NaN: no data.
+
+        In the unit of a model that the set was opened for: uint8 or float32.
 
         The uint8 tensor may be a view of shared memory: do not write to it.
 
@@ -195,12 +208,7 @@ class ImageSet:
         Raises:
             MAEError: every channel is constant, or no image could be read.
         """
-        chosen = self.sample(_STATISTICS_SEED, 0, limit).tolist()
-        total = no_moments(self.channels)
-        with ThreadPoolExecutor(_threads()) as pool:
-            for moments in pool.map(self._moments, chosen):
-                total = join(total, moments)
-        count, mean, squares = total
+        count, mean, squares = self.moments(limit)
         deviation = np.sqrt(squares / np.maximum(count, 1))
         # A constant channel's mean is off by a rounding error, and so is its deviation from zero.
         varies = deviation > 1e-12 * np.abs(mean)
@@ -208,6 +216,14 @@ class ImageSet:
             raise MAEError(f"{self.name}: every pixel looked at has the same value; expected images with content")
         std = np.where(varies, deviation, 1.0)
         return tuple(float(value) for value in mean), tuple(float(value) for value in std)
+
+    def moments(self, limit: int) -> Moments:
+        """Those of up to `limit` images together, in the units of a batch; unreadable ones are passed over."""
+        total = no_moments(self.channels)
+        with ThreadPoolExecutor(_threads()) as pool:
+            for moments in pool.map(self._moments, self.sample(_STATISTICS_SEED, 0, limit).tolist()):
+                total = join(total, moments)
+        return total
 
     def size_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Height and width of the smallest and of the largest image by area, among those looked at at the start."""
@@ -244,6 +260,8 @@ class ImageSet:
         made = f"{source} {self.channels} {self.dtype}"
         if self._form.picked is not None or self.no_data is not None:
             made += f" {self._form.picked} {self.no_data}"
+        if self._form.pixel_dtype is not None:
+            made += f" in the unit of {self._form.pixel_dtype}"
         return hashlib.sha256(made.encode()).hexdigest()[:16]
 
     def _moments(self, index: int) -> Moments:
@@ -280,6 +298,7 @@ def load_images(
     in_chans: int | None,
     channels: Sequence[str] | None = None,
     no_data: str | None = None,
+    pixel_dtype: PixelDtype | None = None,
     max_unreadable: float = 0.001,
     memory_limit: int | None = None,
     processes: int = 1,
@@ -291,6 +310,8 @@ def load_images(
         in_chans: channels of every image; None takes what most of the files have, and 3 where grey and colour mix.
         channels: which of them by name, in order; None: all. Where nothing names them, these are their names.
         no_data: the value that stands for no measurement, a number or `nan`; None: every value is one.
+        pixel_dtype: of the model that the images are for, to whose unit files of any type are then brought; None: they
+            keep their own, and integers and raw float values do not mix.
         max_unreadable: share of the files, 0 to 1, that may be unreadable.
         memory_limit: bytes that decoded images may take; never more than a quarter of the free memory is used.
         processes: of this machine that do the same and share that quarter.
@@ -300,8 +321,10 @@ def load_images(
         MAEError: more unreadable files than allowed, or no readable one.
     """
     ledger = _Ledger(name=source.name, total=len(source), max_unreadable=max_unreadable)
+    source = _with_bands(source, in_chans if channels is None else len(channels))
     survey = _survey(source)
-    form, names = _settled(survey.infos, in_chans, channels, no_data, name=source.name)
+    form, names = _settled(survey, in_chans, channels, no_data, pixel_dtype, name=source.name)
+    source = _with_bands(source, form.channels if form.named is None else len(form.named))
     sizes = np.array([(info.height, info.width) for info in survey.infos])
     free = psutil.virtual_memory().available // (4 * processes)
     limit = free if memory_limit is None else min(memory_limit, free)
@@ -321,6 +344,7 @@ def load_images(
     return ImageSet(
         source=source,
         form=form,
+        survey=survey,
         channel_names=names,
         no_data=no_data,
         decoded=decoded,
@@ -359,6 +383,12 @@ class _Survey:
     infos: list[ImageInfo]
     broken: dict[int, str]
 
+    @property
+    def pixel_dtype(self) -> PixelDtype:
+        """The widest type of the files."""
+        widest = max((info.dtype for info in self.infos), key=_SIZE_RANK.index)
+        return _NAMES[_SIZE_RANK.index(widest)]
+
 
 def _survey(source: Source) -> _Survey:
     infos, broken = [], {}
@@ -395,25 +425,52 @@ def _names(infos: Sequence[ImageInfo], *, name: str) -> tuple[str, ...] | None:
     )
 
 
+def _with_bands(source: Source, bands: int | None) -> Source:
+    """The source, told how many channels are wanted where it reads files that none names: alpha may be one of them."""
+    if bands is None or not hasattr(source, "bands") or getattr(source, "channels", None) is not None:
+        return source
+    return replace(source, bands=bands)  # type: ignore[type-var]
+
+
+def _told_of_alpha(infos: Sequence[ImageInfo], channels: int) -> str | None:
+    bands = Counter(info.channels + 1 for info in infos if info.alpha and info.channels + 1 != channels)
+    if not bands:
+        return None
+    (most, _), count = bands.most_common(1)[0], bands.total()
+    return (
+        f"the last band of {count:,} of {len(infos):,} files looked at counts as alpha and is composited over white; "
+        f"to keep it as a channel: --in-chans {most}"
+    )
+
+
 def _settled(
-    infos: Sequence[ImageInfo], in_chans: int | None, wanted: Sequence[str] | None, no_data: str | None, *, name: str
+    survey: _Survey,
+    in_chans: int | None,
+    wanted: Sequence[str] | None,
+    no_data: str | None,
+    pixel_dtype: PixelDtype | None,
+    *,
+    name: str,
 ) -> tuple[Form, tuple[str, ...] | None]:
     """What all images are brought to, and the names of the channels that they then have."""
+    infos = survey.infos
     if wanted is not None and in_chans not in (None, len(wanted)):
         raise UsageError(f"{name}: {in_chans} channels are asked for and {len(wanted)} are named; expected as many")
     found = _names(infos, name=name)
     names, picked = choose_channels(found, wanted, name=name)
     if in_chans is None:
         in_chans = _common_channels(infos) if names is None else len(names)
-    dtype = max((info.dtype for info in infos), key=_SIZE_RANK.index)
+    dtype = np.dtype(survey.pixel_dtype)
+    converted = no_data is not None or pixel_dtype == "float32"
     form = Form(
         channels=in_chans,
-        dtype=dtype if no_data is None else _FLOAT32,
+        dtype=_FLOAT32 if converted else dtype,
         picked=picked,
         named=found,
         own_names=any(info.own_names for info in infos),
         missing=None if no_data is None else float(no_data),
-        integers=dtype.kind == "u",
+        integers=np.dtype(pixel_dtype or dtype).kind == "u",
+        pixel_dtype=pixel_dtype,
     )
     return form, names if names is not None and len(names) == in_chans else None
 

@@ -86,7 +86,7 @@ class Bench(_Subject):
 
     def images(self, part: Part) -> ImageSet:
         """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
-        return self._store.images(self._opened[part], self.extractor.preprocessing.reading)
+        return self._store.images(self._opened[part], self.extractor.preprocessing)
 
     def class_of(self, part: Part) -> Int64[Tensor, " n"]:
         """The class of every image of a part by its number, readable or not."""
@@ -164,7 +164,7 @@ class Gallery(_Subject):
 
     def images(self) -> ImageSet:
         """The images, with the model's channels; its `readable` ones are the rows of features."""
-        return self._store.images(self._opened, self.extractor.preprocessing.reading)
+        return self._store.images(self._opened, self.extractor.preprocessing)
 
     def facts(self) -> dict[str, Any]:
         """What the source holds, for the record."""

@@ -23,6 +23,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.storage import load_with_report
 from mae.models.zoo import build_pretrained_encoder
+from mae.records import PixelDtype
 from mae.report.canvas import visible
 from mae.training.run_folder import find_weights
 
@@ -32,8 +33,8 @@ PATCHES = "patches"
 Encode = Callable[[Tensor], Tensor | Mapping[str, Tensor]]
 """Normalised images `[B, C, H, W]` to features `[B, D]`, or to several by name, `patches` among them if there are."""
 
-Reading = tuple[int, tuple[str, ...] | None, str | None]
-"""What must be the same for decoded images to serve two extractors: channels, their names, what stands for no data."""
+Reading = tuple[int, tuple[str, ...] | None, str | None, PixelDtype | None]
+"""What must be the same for decoded images to serve two extractors: channels, their names, no data, unit."""
 
 _MAX_RAW_SIDE = 32
 _RANDOM_SEED = 0
@@ -50,7 +51,9 @@ class Preprocessing:
         channels: which ones by name, in order; None, or images whose channels have no names: those it has, as they lie.
         no_data: the value in the files that stands for no measurement, a number or `nan`, and is NaN in the images;
             None: every value is one.
-        mean: subtracted from each channel, pixel values in [0, 1] for whole-number images.
+        pixel_dtype: type of the pixels in the files the model was trained on, to whose unit others are brought; see
+            `ModelConfig.pixel_dtype`.
+        mean: subtracted from each channel, in that unit; with `std` 0 and 1 it says nothing of the images.
         std: what each channel is then divided by.
         crop_share: side of the central crop over the side of the resized image; an image that already has the
             size is not touched.
@@ -65,11 +68,12 @@ class Preprocessing:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     channels: tuple[str, ...] | None = None
     no_data: str | None = None
+    pixel_dtype: PixelDtype | None = None
 
     @property
     def reading(self) -> Reading:
-        """Channels, their names, and what stands for no data."""
-        return self.in_chans, self.channels, self.no_data
+        """Channels, their names, what stands for no data, and the unit."""
+        return self.in_chans, self.channels, self.no_data, self.pixel_dtype
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,6 +196,7 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
             crop_share=0.875 if max(config.img_size) <= 224 else 1.0,  # the official rule
             channels=config.channels,
             no_data=config.no_data,
+            pixel_dtype=config.pixel_dtype,
         ),
         identity=f"{weights_digest(model)} {json.dumps(config.to_json(), sort_keys=True)}",
         model=model.eval(),

@@ -33,9 +33,11 @@ from mae.data.copies import near_copies
 from mae.data.images import ImageSet, load_images
 from mae.data.loaders import evaluation_batches, normalise
 from mae.data.sources import Source
+from mae.data.units import check_units
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors import PATCHES, Extractor, Preprocessing, Reading, preprocessing_text
 from mae.records import read_json, write_json
+from mae.report.canvas import visible
 from mae.training.distributed import World
 
 BATCH_SIZE = 128
@@ -76,6 +78,7 @@ class Opened:
         self._max_unreadable = max_unreadable
         self._memory_limit = None if keep else 0
         self._images: dict[Reading, ImageSet] = {}
+        self._compared: set[str] = set()
 
     @cached_property
     def version(self) -> str:
@@ -90,16 +93,26 @@ class Opened:
             MAEError: too many unreadable files.
         """
         if reading not in self._images:
-            in_chans, channels, no_data = reading
+            in_chans, channels, no_data, pixel_dtype = reading
             self._images[reading] = load_images(
                 self.source,
                 in_chans=in_chans,
                 channels=channels,
                 no_data=no_data,
+                pixel_dtype=pixel_dtype,
                 max_unreadable=self._max_unreadable,
                 memory_limit=self._memory_limit,
             )
         return self._images[reading]
+
+    def compared(self, wanted: Preprocessing) -> str | None:
+        """What is unusual about the values for a model, the first time that this is asked; see `check_units`."""
+        if (what := preprocessing_text(wanted)) in self._compared:
+            return None
+        images = self.images(wanted.reading)
+        unusual = check_units(images, mean=wanted.mean, std=wanted.std, pixel_dtype=wanted.pixel_dtype)
+        self._compared.add(what)
+        return unusual
 
 
 class FeatureStore:
@@ -139,15 +152,18 @@ class FeatureStore:
         compute = partial(self._extracted, extractor, opened, only_patches=patches)
         return FeatureSet(arrays=self._stored(root, key, len(numbers), compute), numbers=numbers)
 
-    def images(self, opened: Opened, reading: Reading) -> ImageSet:
+    def images(self, opened: Opened, preprocessing: Preprocessing) -> ImageSet:
         """The images of a source, each of which was tried once: those that are `readable` really are.
 
         Raises:
+            UsageError: their values are in another unit than the model expects.
             MAEError: too many unreadable files.
         """
-        _, numbers = self.digests(opened, reading)
-        images = opened.images(reading)
+        _, numbers = self.digests(opened, preprocessing.reading)
+        images = opened.images(preprocessing.reading)
         images.readable = numbers
+        if unusual := opened.compared(preprocessing):
+            self.console.print(visible(unusual), highlight=False, markup=False, soft_wrap=True)
         return images
 
     def digests(self, opened: Opened, reading: Reading) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"]]:
@@ -192,7 +208,7 @@ class FeatureStore:
         self, extractor: Extractor, opened: Opened, *, only_patches: bool
     ) -> Iterator[Mapping[str, np.ndarray]]:
         """The features, batch by batch."""
-        images = self.images(opened, extractor.preprocessing.reading)
+        images = self.images(opened, extractor.preprocessing)
         what = f"{'patch tokens' if only_patches else 'features'} of {opened.source.name}: {extractor.name}"
         if not self.console.is_terminal:  # no bar there, and this can take long
             told = f"computing {what}, {len(images.readable):,} images"

@@ -1,7 +1,7 @@
 """Images that a user gives one by one, and the mask for them: read, cropped as evaluation does, never guessed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,10 @@ from torch import Tensor
 from mae.data.augmentation import central_crop
 from mae.data.decoding import conform, decode, probe
 from mae.data.files import NAMES_FILE, names_above
-from mae.data.forms import Form, choose_channels
+from mae.data.forms import Form, choose_channels, divisor, in_unit
 from mae.data.limits import UnreadableImage, check_num_bytes
+from mae.data.moments import join, moments_of, no_moments
+from mae.data.units import check_moments
 from mae.errors import UsageError
 from mae.evaluation.extractors import Extractor, Preprocessing
 from mae.masking.given import plan_from_mask
@@ -36,13 +38,13 @@ class GivenImage:
 
     Attributes:
         name: its file as text that can be shown, or its number.
-        pixels: `[H, W, C]` uint8, uint16 or float32, with the channels of the model.
-        is_scaled: whether these are whole numbers that were scaled to [0, 1] already, as some are missing.
+        pixels: `[H, W, C]` with the channels of the model: uint8 or uint16 as in the file, or float32 in its unit.
+        scale: what the latter are the values of the file divided by; 1 for raw float values.
     """
 
     name: str
     pixels: np.ndarray
-    is_scaled: bool = False
+    scale: float = 1.0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -51,8 +53,8 @@ class GivenImage:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the pixels were whole numbers, which are scaled to [0, 1]."""
-        return self.is_scaled or self.pixels.dtype.kind == "u"
+        """Whether values are those of integer files, scaled to [0, 1]."""
+        return self.scale != 1 or self.pixels.dtype.kind == "u"
 
 
 def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
@@ -63,11 +65,14 @@ def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
         wanted: the model's channels; grey becomes colour by replication, colour becomes grey by its luma.
 
     Raises:
-        UsageError: no image, a file that is not there, other channels, or a tensor of another shape or type.
+        UsageError: no image, a file that is not there, other channels, a tensor of another shape or type, or values in
+            another unit than the model expects.
         UnreadableImage: a file that is no whole image, or is over the limits.
     """
     if isinstance(images, Tensor):
         named = _from_tensor(images)
+        if images.dtype == torch.float32:  # in the unit of the model already, unlike the values of a file
+            wanted = replace(wanted, pixel_dtype=None)
     else:
         paths = [images] if isinstance(images, (str, Path)) else images
         named = [_picked(Path(path), wanted) for path in paths]
@@ -78,17 +83,36 @@ def given_images(images: Images, wanted: Preprocessing) -> list[GivenImage]:
         found = pixels.shape[2]
         if found != channels and {found, channels} != {1, 3}:
             raise UsageError(f"{name} has {found} channels; the model was trained on images of {channels}")
-    return [_in_form(pixels, wanted, name) for name, pixels in named]
+    given = [_in_form(pixels, wanted, name) for name, pixels in named]
+    _check_units(given, [pixels.dtype for _, pixels in named], wanted)
+    return given
+
+
+def _check_units(given: Sequence[GivenImage], found: Sequence[np.dtype], wanted: Preprocessing) -> None:
+    total = no_moments(wanted.in_chans)
+    for image in given:
+        pixels = in_unit(image.pixels, None) if image.pixels.dtype.kind == "u" else image.pixels
+        # A hole may hide values that are not finite.
+        known = np.where(np.isfinite(pixels), pixels, np.float32(np.nan))
+        total = join(total, moments_of(torch.from_numpy(known).permute(2, 0, 1)))
+    check_moments(
+        total,
+        name=given[0].name if len(given) == 1 else f"{len(given)} images",
+        mean=wanted.mean,
+        std=wanted.std,
+        pixel_dtype=wanted.pixel_dtype,
+        found=set(found),
+    )
 
 
 def _picked(path: Path, wanted: Preprocessing) -> tuple[str, np.ndarray]:
     """A file as text that can be shown, and its pixels: the model's channels by name, where both have names."""
     name, content = visible(str(path)), _content(path)
-    pixels = decode(content, name=name)
-    if wanted.channels is None:  # then nobody asks for names, here or above
-        return name, pixels
-    names = names_above(path.parent) or probe(content, name=name).names
-    if names is None:
+    above = None if wanted.channels is None else names_above(path.parent)  # else nobody asks for names
+    bands = wanted.in_chans if above is None else len(above)
+    pixels = decode(content, name=name, bands=bands)
+    names = above or probe(content, name=name, bands=bands).names
+    if wanted.channels is None or names is None:
         return name, pixels
     if len(names) != pixels.shape[2]:
         raise UsageError(
@@ -99,15 +123,22 @@ def _picked(path: Path, wanted: Preprocessing) -> tuple[str, np.ndarray]:
 
 
 def _in_form(pixels: np.ndarray, wanted: Preprocessing, name: str) -> GivenImage:
+    scale = divisor(pixels.dtype, wanted.pixel_dtype)
     if wanted.no_data is None:  # a hole may hide values that are not finite: `crop_image` looks at the others
-        return GivenImage(name=name, pixels=conform(pixels, channels=wanted.in_chans, dtype=pixels.dtype, name=name))
+        if pixels.dtype.kind == "u" and scale != 1:  # scaled behind the crop, as evaluation does
+            scale = 1.0
+        else:
+            pixels = in_unit(pixels, wanted.pixel_dtype)
+        pixels = conform(pixels, channels=wanted.in_chans, dtype=pixels.dtype, name=name)
+        return GivenImage(name=name, pixels=pixels, scale=scale)
     form = Form(
         channels=wanted.in_chans,
         dtype=np.dtype(np.float32),
         missing=float(wanted.no_data),
-        integers=pixels.dtype.kind == "u",
+        integers=scale != 1,
+        pixel_dtype=wanted.pixel_dtype,
     )
-    return GivenImage(name=name, pixels=form.of(pixels, name=name), is_scaled=form.integers)
+    return GivenImage(name=name, pixels=form.of(pixels, name=name), scale=scale)
 
 
 def _from_tensor(images: Tensor) -> list[tuple[str, np.ndarray]]:
@@ -220,7 +251,7 @@ def without_hole(image: GivenImage, mask: Bool[Tensor, "h w"]) -> GivenImage:
     from scipy.ndimage import distance_transform_edt  # here: only a hole needs it
 
     nearest = distance_transform_edt(mask.numpy(), return_distances=False, return_indices=True)
-    return GivenImage(name=image.name, pixels=image.pixels[nearest[0], nearest[1]])
+    return replace(image, pixels=image.pixels[nearest[0], nearest[1]])
 
 
 def _size(size: Sequence[int]) -> str:

@@ -384,4 +384,10 @@ def _write_inpainting(
         title=f"Holes filled by {extractor.name}",
     )
     pictures = zip(_filled_paths(target, len(rows)), found.filled, rows, strict=True)
-    return (target, *(write_picture(filled, path, dtype=row.image.pixels.dtype) for path, filled, row in pictures))
+    return (
+        target,
+        *(
+            write_picture(filled * row.image.scale, path, dtype=row.image.pixels.dtype)
+            for path, filled, row in pictures
+        ),
+    )

@@ -125,6 +125,7 @@ def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[s
         in_chans=config.in_chans,
         channels=config.channels,
         no_data=config.no_data,
+        pixel_dtype=config.pixel_dtype,
         max_unreadable=0.5,
         memory_limit=0,
     )

@@ -65,7 +65,7 @@ def rechannelled(
         UsageError: numbers that no model can have.
     """
     old = _config_of(model)
-    new = replace(old, in_chans=in_chans, mean=mean, std=std, channels=None)
+    new = replace(old, in_chans=in_chans, mean=mean, std=std, channels=None, pixel_dtype=None)
     kept = PretrainedEncoder(encoder=model.encoder, config=old) if isinstance(model, MaskedAutoencoder) else model
     weights = kept.state_dict()
     kernel = weights[_KERNEL].reshape(old.embed_dim, old.in_chans, -1)

@@ -20,6 +20,12 @@ from mae.training.run_folder import RunFolder
 from mae.training.run_records import read_image_facts, read_summary
 
 _NOT_SAID = "not said"
+_UNITS = {
+    "uint8": "trained on uint8 files; value / 255",
+    "uint16": "trained on uint16 files; value / 65535",
+    "float32": "trained on float32 files; the value itself",
+    None: "in [0, 1]; type of the files not said",
+}
 _SHOWN_CLASSES = 20
 _LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
@@ -120,6 +126,7 @@ def _what(model: PretrainedEncoder, config: ModelConfig) -> Rows:
         ("patches", f"{config.patch_size[0]} x {config.patch_size[1]} pixels"),
         ("encoder", f"{config.embed_dim} wide, {config.depth} blocks, {config.num_heads} heads"),
         ("its parameters", f"{parameters:,}"),
+        ("pixel values", _UNITS[config.pixel_dtype]),
         ("channel means", _NOT_SAID if config.mean is None else ", ".join(f"{value:g}" for value in config.mean)),
         ("channel deviations", _NOT_SAID if config.std is None else ", ".join(f"{value:g}" for value in config.std)),
     ]

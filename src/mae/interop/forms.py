@@ -119,6 +119,8 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
             "classifier": "head",
         },
     }
+    if config.pixel_dtype is not None:  # timm passes it over
+        described["pixel_dtype"] = config.pixel_dtype
     if isinstance(model, ImageClassifier) and model.class_names:
         described["label_names"] = list(model.class_names)
     if licence is not None:
@@ -163,8 +165,8 @@ def _write_preprocessing(config: ModelConfig, folder: Path) -> None:
         "do_resize": True,
         "size": {"height": config.img_size[0], "width": config.img_size[1]},
         "resample": _BICUBIC,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
+        "do_rescale": config.pixel_dtype != "float32",
+        "rescale_factor": 1 / 65535 if config.pixel_dtype == "uint16" else 1 / 255,
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
@@ -265,6 +267,8 @@ def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
     config = _config_of(model)
     mean, std = _statistics(config)
     facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
+    if config.pixel_dtype is not None:
+        facts["pixel_dtype"] = config.pixel_dtype
     if isinstance(model, ImageClassifier) and model.class_names:
         facts["class_names"] = json.dumps(model.class_names)
     return facts | ({} if licence is None else {"licence": licence})

@@ -106,6 +106,7 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "mean": arguments.get("mean"),
             "std": arguments.get("std"),
+            "pixel_dtype": config.get("pixel_dtype"),
             "trained_size": img_size,
             "num_heads": own.get("num_heads"),
             "qkv_bias": own.get("qkv_bias"),
@@ -127,4 +128,10 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_preprocessing(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     if preprocessing.get("do_normalize") is False:
         return {}
-    return {"mean": preprocessing.get("image_mean"), "std": preprocessing.get("image_std")}
+    factor = preprocessing.get("rescale_factor")
+    pixel_dtype = "uint16" if factor == 1 / 65535 else None
+    return {
+        "mean": preprocessing.get("image_mean"),
+        "std": preprocessing.get("image_std"),
+        "pixel_dtype": "float32" if preprocessing.get("do_rescale") is False else pixel_dtype,
+    }

@@ -15,6 +15,7 @@ from mae.layers.patch_embed import patch_grid
 from mae.models.config import ModelConfig
 from mae.models.storage import Classes
 from mae.models.zoo import list_models, model_config
+from mae.records import PixelDtype
 
 _ENCODER = (
     ("patch_embed.proj.", "encoder.patch_embed.proj."),
@@ -49,8 +50,9 @@ class Told:
         norm_eps: in every layer norm.
         qkv_bias: whether queries, keys and values have biases.
         rows_first: whether the positions' sines of the row come before those of the column.
-        mean: per-channel mean of the images, values in [0, 1].
+        mean: per-channel mean of the images, in the unit that `pixel_dtype` tells.
         std: per-channel deviation.
+        pixel_dtype: see `ModelConfig`.
         class_names: of a classifier, in the order of its logits.
     """
 
@@ -64,6 +66,7 @@ class Told:
     rows_first: bool | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pixel_dtype: PixelDtype | None = None
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -206,7 +209,8 @@ def _config(
     }
     if decoder:
         options |= _decoder_options(decoder, told, notes)
-    given = {name: getattr(told, name) for name in ("norm_pix_loss", "mask_ratio", "norm_eps", "mean", "std")}
+    names = ("norm_pix_loss", "mask_ratio", "norm_eps", "mean", "std", "pixel_dtype")
+    given = {name: getattr(told, name) for name in names}
     return ModelConfig.from_json(options | {name: value for name, value in given.items() if value is not None})
 
 

@@ -69,7 +69,8 @@ def _photographs(config: ModelConfig) -> _Photographs:
 
 def shows_photographs(config: ModelConfig) -> bool:
     """Whether a model's images can be photographs, of a size that takes no more than seconds."""
-    return config.in_chans == 3 and config.mean is not None and config.num_tokens <= _MOST_TOKENS
+    in_unit = config.mean is not None and config.pixel_dtype != "float32"
+    return config.in_chans == 3 and in_unit and config.num_tokens <= _MOST_TOKENS
 
 
 def photograph_shares(model: MaskedAutoencoder) -> dict[bool, float]:

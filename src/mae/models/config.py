@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from mae import records
 from mae.errors import UsageError
+from mae.records import PixelDtype
 
 # Far above any model in use, so that no file's numbers make building a model hang.
 _LARGEST, _SMALLEST = 3.4e38, 1.2e-38  # that float32 holds, of the statistics
@@ -52,6 +53,7 @@ class ModelOptions(TypedDict, total=False):
     std: tuple[float, ...] | None
     channels: tuple[str, ...] | None
     no_data: str | None
+    pixel_dtype: PixelDtype | None
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -92,12 +94,15 @@ class ModelConfig:
         uniformity: weight of the uniformity term; 0: without it.
         uniformity_form: `gaussian` or `squared_cosine`.
         focal_frequency: weight of the focal frequency term; 0: without it.
-        mean: per-channel mean of the images the model expects normalised, pixel values scaled to [0, 1];
-            None where it is not known.
+        mean: per-channel mean of the images the model expects normalised, in the unit that `pixel_dtype` tells; None
+            where it is not known.
         std: per-channel deviation, likewise.
         channels: names of the channels of those images, in order; None where they have none.
         no_data: the value that stands for no measurement in their files, a number or `nan`: such values are NaN in the
             images, enter the encoder as 0 and count in no loss. None: every value is one, and NaN stays what it is.
+        pixel_dtype: type of the pixels in the files the model was trained on, which tells the unit of `mean` and `std`:
+            of `uint8` the value / 255, of `uint16` the value / 65535, of `float32` the value itself. None where it is
+            not known, as of weights from elsewhere: integers over the range of their type, floats themselves.
 
     Raises:
         UsageError: a value that no model can have.
@@ -131,6 +136,7 @@ class ModelConfig:
     std: tuple[float, ...] | None = None
     channels: tuple[str, ...] | None = None
     no_data: str | None = None
+    pixel_dtype: PixelDtype | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", pair(self.img_size))
@@ -168,6 +174,9 @@ class ModelConfig:
             self._check_missing(self.no_data)
 
     def _check_objective(self) -> None:
+        if self.pixel_dtype not in (None, *get_args(PixelDtype)):
+            known_types = ", ".join(get_args(PixelDtype))
+            raise UsageError(f"pixel_dtype is {self.pixel_dtype!r}; expected one of: {known_types}")
         choices = {"loss": Loss, "uniformity_form": UniformityForm, "decoder": Decoder}
         for name, kind in choices.items():
             if (value := getattr(self, name)) not in (known := get_args(kind)):

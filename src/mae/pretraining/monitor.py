@@ -21,6 +21,7 @@ from mae.data.images import load_images
 from mae.data.loaders import normalise
 from mae.data.order import Numbers
 from mae.data.sources import LabelledSplit, open_labelled
+from mae.data.units import check_units
 from mae.errors import MAEError, UsageError
 from mae.evaluation.knn import knn_rank
 from mae.evaluation.label_free import measure_spread
@@ -173,7 +174,7 @@ class _Labelled:
     what = "k-NN and probe"
 
     def __init__(self, prepared: Prepared, model: MaskedAutoencoder, spec: str, console: Console) -> None:
-        self._prepared, self._model = prepared, model
+        self._prepared, self._model, self._console = prepared, model, console
         data = open_labelled(spec, data_root=prepared.config.data_root)
         self._num_classes = len(data.class_names)
         self._train = self._some(data.train, _TRAIN_IMAGES)
@@ -195,15 +196,20 @@ class _Labelled:
 
     def _some(self, split: LabelledSplit, most: int) -> tuple[_Pixels, Int64[Tensor, " n"]]:
         """Crops and their classes; of an unreadable image another one is taken."""
-        config, size = self._prepared.config, self._prepared.model_config.img_size
+        config, model = self._prepared.config, self._prepared.model_config
+        size = model.img_size
         images = load_images(
             split.source,
             in_chans=self._prepared.images.channels,
             channels=self._prepared.images.channel_names,
             no_data=config.no_data,
+            pixel_dtype=model.pixel_dtype,
             max_unreadable=config.max_unreadable,
             memory_limit=0,  # only some of them are needed, and of those the crops
         )
+        assert model.mean is not None and model.std is not None
+        if unusual := check_units(images, mean=model.mean, std=model.std, pixel_dtype=model.pixel_dtype):
+            self._console.print(visible(unusual), highlight=False, soft_wrap=True, markup=False)
         one_image = images.channels * prod(size) * (1 if images.dtype == "uint8" else 4)
         fitting = max(1, _CROP_BYTES // one_image * most // (_TRAIN_IMAGES + _TEST_IMAGES))
         most = min(most, fitting)

@@ -26,7 +26,7 @@ from mae.errors import MAEError, UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.storage import load_model, model_metadata
 from mae.pretraining.same_images import check_same
-from mae.pretraining.settle import DECIDING_FACTS, Prepared, images_per_step
+from mae.pretraining.settle import DECIDING_FACTS, Prepared, images_per_step, unit_of, weights_of
 from mae.randomness import sample_keys, view_keys
 from mae.records import read_record, shown, to_json, write_json
 from mae.training.device import autocast, choose_device
@@ -145,6 +145,7 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
         in_chans=config.in_chans,
         channels=config.channels,
         no_data=config.no_data,
+        pixel_dtype=unit_of(config, weights_of(run)),
         max_unreadable=config.max_unreadable,
         memory_limit=0,  # only one batch is needed
     )

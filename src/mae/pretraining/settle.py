@@ -17,6 +17,7 @@ from mae.data.images import ImageSet, load_images
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
 from mae.data.order import AllBut, Numbers
 from mae.data.sources import absolute_source, open_source
+from mae.data.units import check_units
 from mae.errors import UsageError
 from mae.masking.random import RandomMasking
 from mae.masking.schedule import RatioSchedule
@@ -25,6 +26,7 @@ from mae.models.zoo import model_config
 from mae.pretraining.same_images import check_same, told_of
 from mae.pretraining.start import Start, as_weights_say, fresh_part, open_start
 from mae.randomness import FIXED_EPOCH
+from mae.records import PixelDtype
 from mae.training.device import choose_precision
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, new_run_folder
@@ -150,7 +152,7 @@ def prepare(
         UsageError: the request cannot be carried out as asked.
         MAEError: too many images cannot be read.
     """
-    start, weights = None, _weights_of(folder) if resume else None
+    start, weights = None, weights_of(folder) if resume else None
     if not resume and (start := find_start(config, world)) is not None:
         config, weights = as_weights_say(config, given, start), start.config
     if config.model is not None:  # refuse a wrong name or size before images are read, which can take minutes
@@ -162,6 +164,7 @@ def prepare(
         in_chans=config.in_chans,
         channels=config.channels,
         no_data=config.no_data,
+        pixel_dtype=unit_of(config, weights),
         max_unreadable=config.max_unreadable,
         memory_limit=memory_limit,
         processes=world.local_size,
@@ -212,6 +215,7 @@ def settle(
     config = _choose(config, weights, images, device)
     assert config.model is not None
     model = _model_config(config, config.model, weights, in_chans=images.channels)
+    model = replace(model, pixel_dtype=images.pixel_dtype)
     _check_warmups(config, len(images))
     if config.mask_schedule != "const":
         RandomMasking(ratio=config.mask_start).num_visible(model.grid)
@@ -228,6 +232,11 @@ def settle(
             "same image; leave one of the two out"
         )
     return config, model
+
+
+def unit_of(config: PretrainConfig, weights: ModelConfig | None) -> PixelDtype | None:
+    """What the unit of the images is where the run takes over the statistics of its weights; None: their files' own."""
+    return weights.pixel_dtype if weights is not None and config.statistics == "model" else None
 
 
 def find_start(config: PretrainConfig, world: World) -> Start | None:
@@ -402,7 +411,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 
-def _weights_of(folder: RunFolder | None) -> ModelConfig | None:
+def weights_of(folder: RunFolder | None) -> ModelConfig | None:
     """The configuration of the weights that a run began with, for its own need not be any named model's."""
     begun = None if folder is None else read_image_facts(folder.data, needed=DECIDING_FACTS).get("start")
     if folder is None or begun is None:
@@ -452,6 +461,7 @@ def _found_data(
     if config.statistics == "model":
         assert start is not None and start.config.mean is not None and start.config.std is not None
         mean, std = start.config.mean, start.config.std
+        check_units(images, mean=mean, std=std, pixel_dtype=start.config.pixel_dtype)
     else:
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.statistics == "imagenet" else images.statistics()
     told = {
