@@ -142,6 +142,38 @@ def test_hugging_faces_masked_autoencoder_is_the_same_in_numbers(
             assert torch.equal(found.state_dict()[key], tensor), key
 
 
+@pytest.mark.parametrize("size", [(8, 32), (28, 12), (16, 24)])
+def test_hugging_faces_rectangles_are_the_same_in_numbers(size: tuple[int, int], tmp_path: Path) -> None:
+    """Rows and columns told apart: nothing of a square grid can hide an exchange of them."""
+    model = tiny_model(img_size=size).eval()
+    peer = make_peer(model)
+    peer.config.image_size = list(size)
+    ViTMAEForPreTraining.save_pretrained(peer, tmp_path)
+    loaded, _ = load(tmp_path, Told())
+    assert isinstance(loaded, MaskedAutoencoder) and loaded.config is not None and loaded.config.img_size == size
+    images, plan = images_for(model), model.plan(images_for(model), generator=torch.Generator().manual_seed(2))
+    loss, pred, mask = loaded(images, plan=plan.predict_all())
+    theirs = peer(images, noise=peer_noise(plan))
+    assert torch.equal(mask, theirs.mask)
+    assert_close(loss, theirs.loss, rtol=1e-5, atol=1e-5)
+    assert_close(pred, theirs.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("said", [[32, 8], 16])
+def test_sines_of_another_grid_than_the_folder_says_are_refused(said: Any, tmp_path: Path) -> None:
+    """As many patches, so that everything fits, and each patch at another's place."""
+    peer = make_peer(tiny_model(img_size=(8, 32)))
+    peer.config.image_size = said
+    ViTMAEForPreTraining.save_pretrained(peer, tmp_path)
+    grid = "8x2" if said == [32, 8] else "4x4"
+    with pytest.raises(
+        UsageError, match=f"the sines of a grid of 2x8 patches, .* said to have {grid}; .*--trained-size"
+    ):
+        load(tmp_path, Told())
+    loaded, _ = load(tmp_path, Told(trained_size=(8, 32)))
+    assert loaded.config is not None and loaded.config.img_size == (8, 32)
+
+
 def test_hugging_faces_classifier_leaves_its_head_behind(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}

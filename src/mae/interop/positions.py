@@ -60,17 +60,25 @@ def understand_positions(
             "trained on with --trained-size"
         )
     lead, known_grid, kind = min(fitting, key=lambda item: (item[2] == "learned", -item[0]))
+    if grid is not None and known_grid != grid:
+        raise UsageError(
+            f"{name} holds the sines of a grid of {known_grid[0]}x{known_grid[1]} patches, and the images it was "
+            f"trained on are said to have {grid[0]}x{grid[1]}; give their true size with --trained-size"
+        )
     table = stored[0, lead:].float()
     cls = stored[0, 0].float() if lead else torch.zeros(dim)
     return StoredPositions(grid=known_grid, table=table, cls=cls, kind=kind)
 
 
 def _as_grid(num_tokens: int, dim: int, table: Tensor, grid: Grid | None) -> tuple[Grid, str] | None:
-    """Grid and kind of a table without its class token; None where it fits no grid that may be."""
+    """Grid and kind of a table without its class token; None where it fits no grid that may be.
+
+    Of sines the grid is theirs, whatever `grid` says.
+    """
     if num_tokens < 1 or (grid is not None and grid[0] * grid[1] != num_tokens):
         return None
     square = isqrt(num_tokens)
-    likely = [grid] if grid is not None else _grids(num_tokens)
+    likely = sorted(_grids(num_tokens), key=lambda shape: shape != grid)
     if dim % 4 == 0:
         for shape in likely:
             sines = sincos_2d(shape, dim)

@@ -157,8 +157,9 @@ def _of_transformers(foreign: Foreign, config: ModelConfig, kind: torch.dtype, t
         "num_channels": config.in_chans,
     }
     told = {name: foreign.config.get(name, size) for name, size in sizes.items()}
-    sides = {name: told[name] for name in ("image_size", "patch_size")}  # JSON has lists for tuples
-    told |= {name: pair(tuple(side) if isinstance(side, list) else side) for name, side in sides.items()}
+    told["image_size"] = config.img_size  # no tensor tells it: it comes from there, or the user knows better
+    if isinstance(patch := told["patch_size"], int | list):
+        told["patch_size"] = pair(patch) if isinstance(patch, int) else tuple(patch)
     if wrong := [name for name, size in sizes.items() if told[name] != size]:
         raise ValueError(f"its config.json has another {' and '.join(wrong)} than its tensors")
     own = {name: foreign.config[name] for name in _OWN_HF if name in foreign.config}
