@@ -34,6 +34,7 @@ import sklearn.datasets
 import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor
+from safetensors.torch import load_file
 from sklearn.utils import Bunch
 
 import mae
@@ -42,6 +43,7 @@ from mae.pretraining import monitor, narrate, parts
 from mae.training import checkpoint
 from mae.training.engine import Trainer
 from mae.training.run_folder import find_weights
+from mae.training.state import MODEL, OPTIMIZER
 
 torch.set_num_threads(1)
 
@@ -238,7 +240,7 @@ def digest(folder: Path) -> str:
     newest = find_weights(folder).parent
     if not (folder / "summary.json").exists() or newest.name != f"step-{STEPS:08d}":
         return f"unfinished: {newest.name}"
-    parts_of_it = (checkpoint.load_file(newest / name) for name in (checkpoint.MODEL, checkpoint.OPTIMIZER))
+    parts_of_it = (load_file(newest / name) for name in (MODEL, OPTIMIZER))
     return hashlib.sha256(
         b"".join(
             name.encode() + tensor.numpy().tobytes() for part in parts_of_it for name, tensor in sorted(part.items())

@@ -18,6 +18,7 @@ from torch import nn
 from mae.cli import main
 from mae.models.storage import model_metadata
 from mae.models.zoo import create_model
+from mae.records import to_json
 from mae.training import checkpoint
 
 SIZES = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "decoder_embed_dim": 16, "decoder_depth": 1}
@@ -40,7 +41,8 @@ def write_run(folder: Path, steps: list[int]) -> None:
         save_file({"none": torch.zeros(1)}, path / checkpoint.OPTIMIZER)
         (path / checkpoint.STATE).write_text("{}")
         files = {n: checkpoint._describe(path / n) for n in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE)}
-        (path / checkpoint.MANIFEST).write_text(json.dumps({"step": step, "files": files}))
+        manifest = checkpoint.Manifest(step=step, kept=False, files=files)
+        (path / checkpoint.MANIFEST).write_text(json.dumps(to_json(manifest)))
 
 
 @pytest.fixture
