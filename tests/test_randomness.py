@@ -1,13 +1,12 @@
 """Known answers, independence and uniformity of the counter-based numbers."""
 
 import math
-from itertools import islice, permutations
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare, ks_2samp, kstest
+from scipy.stats import binomtest, chi2, chisquare, ks_2samp, kstest
 
 from mae.randomness import (
     Stream,
@@ -170,11 +169,14 @@ def test_drawing_from_a_seed_leaves_the_callers_generator_alone() -> None:
 
 
 def reference_permuted(key: int, position: int, length: int, stream: int) -> int:
-    """The same network on plain unsigned integers."""
+    """The same on plain unsigned integers: few are sorted, many go through a network."""
     start = mix((key + stream + 1) & MASK64)
-    rounds = [mix((start + n * GOLDEN) & MASK64) for n in range(1, 11)]
+    if length <= 64:
+        drawn = [mix((start + n * GOLDEN) & MASK64) for n in range(1, length + 1)]
+        signed = [value - (value >> 63 << 64) for value in drawn]
+        return sorted(range(length), key=signed.__getitem__)[position]
+    *rounds, exchange = [mix((start + n * GOLDEN) & MASK64) for n in range(1, 12)]
     bits = (length - 1).bit_length()
-    bits = 4 if bits == 3 else bits
     low = (bits + 1) // 2
     while True:
         left, right = position >> low, position & (2**low - 1)
@@ -183,15 +185,17 @@ def reference_permuted(key: int, position: int, length: int, stream: int) -> int
             right ^= mix((second + left * GOLDEN) & MASK64) & (2**low - 1)
         position = left << low | right
         if position < length:
-            return position
+            return length - 1 - position if exchange >> 63 and position in (0, length - 1) else position
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 1000, 2**24 + 1, 10**9, 2**40])
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 63, 64, 65, 70, 1000, 2**24 + 1, 10**9, 2**40])
 def test_a_permutation_without_a_table_matches_plain_integers(length: int) -> None:
-    positions = sorted({number * (length - 1) // 9 for number in range(10)})
-    key = reference_key(4, 2, 0)
-    found = lazy_permutation(4, 2, length, torch.tensor(positions)).tolist()
-    assert found == [reference_permuted(key, position, length, Stream.LAZY_ORDER) for position in positions]
+    step = 1 if length < 100 else length // 9
+    positions = list(range(0, length, step))
+    for epoch in (2, 3, 4):
+        key = reference_key(4, epoch, 0)
+        found = lazy_permutation(4, epoch, length, torch.tensor(positions)).tolist()
+        assert found == [reference_permuted(key, position, length, Stream.LAZY_ORDER) for position in positions]
 
 
 def test_frozen_values_of_permutations_without_a_table() -> None:
@@ -233,19 +237,42 @@ def test_seeds_epochs_and_streams_have_permutations_of_their_own() -> None:
     assert torch.equal(permuted(keys, places, 1000, Stream.LAZY_ORDER), first)
 
 
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 8, 9, 16, 17, 20])
+def permutations_of_keys(length: int, count: int, seed: int) -> torch.Tensor:
+    """One permutation a row, each of another key."""
+    keys = sample_keys(seed, 0, torch.arange(count))
+    columns = [permuted(keys, torch.full((count,), place), length, Stream.WINDOW) for place in range(length)]
+    return torch.stack(columns, dim=1)
+
+
+def even(table: torch.Tensor) -> torch.Tensor:
+    """Which rows take an even number of exchanges to sort."""
+    steps = sum((table[:, place + 1 :] < table[:, place : place + 1]).sum(1) for place in range(table.shape[1]))
+    return torch.as_tensor(steps) % 2 == 0
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7])
+def test_all_permutations_of_few_are_as_likely(length: int) -> None:
+    table = permutations_of_keys(length, 300_000, seed=11)
+    found = torch.bincount((table * length ** torch.arange(length)).sum(1))
+    found = found[found > 0]
+    assert len(found) == math.factorial(length)
+    assert chisquare(found.tolist()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("length", [2, 5, 8, 9, 15, 16, 17, 31, 32, 33, 50, 64, 65, 100, 128, 129])
 def test_small_permutations_are_fair(length: int) -> None:
-    """Where three numbers go together, over many keys: each of the ways must be as likely."""
-    count, together = 100_000, min(length, 3)
-    keys = sample_keys(11, 0, torch.arange(count))
-    for chosen in islice(permutations(range(length), together), 3):
-        code = torch.zeros(count, dtype=torch.int64)
-        for position in chosen:
-            code = code * length + permuted(keys, torch.full((count,), position), length, Stream.WINDOW)
-        found = torch.bincount(code)
-        found = found[found > 0]
-        assert len(found) == math.perm(length, together)
-        assert chisquare(found.tolist()).pvalue > 1e-4
+    """Each number as often in each place, each pair as often in some two places, odd as often as even ones."""
+    count = 10_000
+    table = permutations_of_keys(length, count, seed=12)
+    places = torch.bincount((torch.arange(length) * length + table).flatten(), minlength=length**2).double()
+    # Rows and columns of the table of counts add up by themselves, hence the fewer degrees of freedom.
+    excess = (places - count / length).square().sum() / (count / length) * (length - 1) / length
+    assert chi2.sf(float(excess), (length - 1) ** 2) > 1e-4
+    for first, second in {(0, 1), (length - 1, length // 2 - 1)}:
+        pairs = torch.bincount(table[:, first] * length + table[:, second], minlength=length**2)
+        pairs = pairs[~torch.eye(length, dtype=torch.bool).flatten()]
+        assert chisquare(pairs.tolist()).pvalue > 1e-4
+    assert binomtest(int(even(table).sum()), count).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("length", [3000, 4096, 65537])

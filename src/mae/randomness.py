@@ -20,7 +20,10 @@ FIXED_EPOCH = -1
 LARGEST_TABLE = 2**24
 """Samples up to which the order of an epoch is a table of it, 128 MiB; of more it is computed where it is needed."""
 
-_ROUNDS = 10  # four are enough for large sets (Luby & Rackoff 1988); to be fair to small ones takes more
+_SORTED = 64
+"""Up to so many numbers are permuted by sorting; a network of so few bits favours some permutations measurably."""
+
+_ROUNDS = 10  # four are enough for large sets (Luby & Rackoff 1988); to be fair to hundreds takes more
 
 
 class Stream(IntEnum):
@@ -132,9 +135,10 @@ def permuted(
 ) -> Int64[Tensor, " B"]:
     """Where a key's permutation of the numbers below `length` takes some of them.
 
-    A Feistel network permutes the numbers below the next power of two, and what it takes out of range is taken on
-    until it is back: "cycle walking" (Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains), less than two
-    turns on average. The function of a round is SplitMix64's finalizer.
+    Up to 64 numbers are sorted by keyed bits. Of more, a Feistel network permutes the numbers below the next power of
+    two, and what it takes out of range is taken on until it is back: "cycle walking" (Black & Rogaway 2002, Ciphers
+    with Arbitrary Finite Domains), less than two turns on average. The function of a round is SplitMix64's finalizer.
+    All permutations of such a network are even, so half of the keys exchange two numbers behind it.
 
     Args:
         keys: the key of each number, or one for all.
@@ -147,15 +151,19 @@ def permuted(
     """
     if ((positions < 0) | (positions >= length)).any():
         raise ValueError(f"positions must be from 0 to {length - 1}")
+    if length <= _SORTED:
+        order = _bits(keys, length, stream).argsort(stable=True).expand(len(positions), length)
+        return order.gather(1, positions.unsqueeze(1)).squeeze(1)
     bits = (length - 1).bit_length()
-    bits += bits == 3  # halves of one and two bits would not be fair, however many rounds
-    rounds = _bits(keys, _ROUNDS, stream).expand(len(positions), _ROUNDS)
+    drawn = _bits(keys, _ROUNDS + 1, stream).expand(len(positions), _ROUNDS + 1)
+    rounds, exchanges = drawn[:, :-1], drawn[:, -1] < 0
     found = _feistel(positions, rounds, bits)
     outside = (found >= length).nonzero().squeeze(1)
     while len(outside):
         found[outside] = _feistel(found[outside], rounds[outside], bits)
         outside = outside[found[outside] >= length]
-    return found
+    exchanged = exchanges & ((found == 0) | (found == length - 1))
+    return torch.where(exchanged, length - 1 - found, found)
 
 
 def _feistel(values: Int64[Tensor, " B"], rounds: Int64[Tensor, "B rounds"], bits: int) -> Int64[Tensor, " B"]:
