@@ -81,3 +81,18 @@ def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends
         monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
     assert launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"]) == code
     assert started == [(2, ("-m", "mae", "pretrain", "photos"))]
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch):
+    """Under `nohup` the processes must outlive their terminal, and so must what started them."""
+    handled: list[Any] = []
+    monkeypatch.setattr(launch, "elastic_launch", lambda config, program: lambda *words: handled.append(config))
+    for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+        monkeypatch.delenv(name)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch.launch(2, device="cpu", command=["pretrain", "photos"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert handled[0].signals_to_handle == "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"

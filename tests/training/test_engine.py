@@ -111,7 +111,7 @@ def test_resume_restores_the_averages_too(tmp_path: Path, optimizer):
     assert not torch.equal(weights(forgetful), weights(through))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
     before = signal.getsignal(number)
     trainer = make_trainer(tmp_path, save_every=None)
@@ -123,6 +123,17 @@ def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
     assert find_checkpoint(tmp_path) == tmp_path / "step-00000004"
     assert signal.getsignal(number) is before
     assert trainer.stopped_by == number
+
+
+def test_a_run_that_was_told_to_outlive_its_terminal_does(tmp_path: Path):
+    """As `nohup` tells it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trainer = make_trainer(tmp_path, save_every=None)
+        assert trainer.run(tasks=[PeriodicTask(every=3, run=lambda step: signal.raise_signal(signal.SIGHUP))])
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_request_passed_on_twice_is_one(tmp_path: Path):

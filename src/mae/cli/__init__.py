@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from io import TextIOWrapper
 
+from mae.cli.output import tolerant_output
 from mae.credentials import all_concealed
 from mae.errors import MAEError, Stopped, UsageError
 from mae.records import check_text
@@ -39,6 +39,9 @@ COMMANDS = {
     "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
 }
 
+_ANSWERS = {"list", "show", "plan", "doctor", "watch", "bench"}
+"""Commands whose result is what they print; of the others it is files, and printing only tells of the work."""
+
 INTERRUPTED, TOLD_TO_END = 130, 75
 """Exit codes of what Ctrl-C stopped, and of what another signal did: somebody wanted the machine, and the same command
 goes on with it (75 is the system's code for a failure that passes)."""
@@ -50,15 +53,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 for a failure; 2 for a wrong request; 130 where Ctrl-C stopped it; 75 where another signal
         stopped a run, which the same command with `--resume` goes on with.
+
+    Raises:
+        SystemExit: a wrong option (2), help (0), or the reader of what is printed went away (141).
     """
     args = all_concealed(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a name or a sign that it cannot show must not end a run
-            stream.reconfigure(errors="backslashreplace")
+    answers = not args or args[0] in _ANSWERS or not {"-h", "--help", "--version"}.isdisjoint(args)
+    with tolerant_output(needed=answers):
+        return _told(args)
+
+
+def _told(args: list[str]) -> int:
+    """Run a command; an error becomes a line and an exit code."""
     try:
-        for arg in args:
-            check_text(arg, name="an argument")
-        return _dispatch(args)
+        try:
+            for arg in args:
+                check_text(arg, name="an argument")
+            return _dispatch(args)
+        finally:
+            sys.stdout.flush()
     except UsageError as error:
         return _complain(error, code=2)
     except (MAEError, OSError) as error:

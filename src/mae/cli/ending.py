@@ -11,7 +11,7 @@ _OF_A_SIGNAL = 128  # and its number: the exit code of what a signal ended
 
 @contextmanager
 def cleaned_up() -> Iterator[None]:
-    """While entered, SIGTERM is an exception; otherwise it would end the process as it stands."""
+    """While entered, SIGTERM and SIGHUP are exceptions; otherwise they would end the process as it stands."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(_OF_A_SIGNAL + number)
@@ -19,8 +19,11 @@ def cleaned_up() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has one
+    # What is ignored stays so: `nohup` has a command outlive its terminal.
+    before = {number: signal.signal(number, end) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """`--gpus N`: the same command in N processes of this machine, started by PyTorch's own launcher."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,8 @@ from mae.cli import code_of_signal
 from mae.credentials import handed_on
 from mae.errors import UsageError
 from mae.training.device import choose_device
+
+_PASSED_ON = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1") if hasattr(signal, name)]
 
 _GRACE_SECONDS = 600
 """What the processes get to save after a signal, before they are killed."""
@@ -35,7 +38,9 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     check_number(gpus, device)
     os.environ.update(handed_on())
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE_SECONDS))
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+    # One that is ignored stays so: `nohup` has a command outlive its terminal.
+    names = [name for name in _PASSED_ON if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(names))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // gpus)))  # else each takes all cores
     config = LaunchConfig(
         min_nodes=1,

@@ -227,9 +227,10 @@ def _kill(workers: set[BaseProcess]) -> None:
 
 
 def _prepare_worker(worker: int) -> None:
-    """A terminal sends Ctrl-C to every process; the main one decides what it means, and still needs its images."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """A terminal tells every process of Ctrl-C and its end; the main one decides, and still needs its images."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -1,19 +1,24 @@
-"""Ctrl-C and a request to end: finish the step, save, then stop."""
+"""Ctrl-C, a request to end and a terminal that is closed: finish the step, save, then stop."""
 
 import signal
 import threading
 import time
 from types import FrameType
 
-_REQUESTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""SIGTERM comes from launchers and schedulers, SIGUSR1 from SLURM's `--signal`; Windows has no SIGUSR1."""
+_REQUESTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""SIGTERM comes from launchers and schedulers, SIGUSR1 from SLURM's `--signal`, SIGHUP from a terminal that is closed;
+Windows has neither of the last two."""
+
+_HANG_UP = getattr(signal, "SIGHUP", None)
 
 _ONE_REQUEST_SECONDS = 1.0
 """A scheduler may tell every process, and the launcher tells its own ones again: that is no second request."""
 
 
 class StopSignals:
-    """While entered, the first SIGINT, SIGTERM or SIGUSR1 is only noted; a second one acts as if this were not here.
+    """While entered, the first signal that asks to stop is only noted; a second one acts as if this were not here.
+
+    SIGHUP stays ignored where it is, which is how `nohup` has a command outlive its terminal.
 
     Attributes:
         asked: the first one's number; 0 where none came.
@@ -27,6 +32,8 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in _REQUESTS:
+                if number == _HANG_UP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._note)  # type: ignore[assignment]
         return self
 
