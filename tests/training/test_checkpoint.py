@@ -188,3 +188,26 @@ def test_what_was_restored_does_not_hang_on_the_files(written: Path):
             file.write(b"\xff" * (path / name).stat().st_size)
     after = [value for values in trainer.optimizer.state.values() for value in values.values()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"scale": 0.0}, "scaler's scale is 0.0"),
+        ({"scale": float("inf")}, "scaler's scale is inf"),
+        ({"_growth_tracker": -1}, "scaler's _growth_tracker is -1"),
+        ({"_growth_tracker": 0.5}, "scaler's _growth_tracker is 0.5"),
+        ({"growth_interval": 1}, "scaler's growth_interval is 1"),
+        ({"mine": 1}, "scaler has the entries"),
+    ],
+)
+def test_a_scaler_that_fp16_has_not(tmp_path: Path, change: dict[str, float], told: str):
+    make_trainer(tmp_path, precision="fp16").run()
+    path = tmp_path / "step-00000012"
+    make_trainer(tmp_path, precision="fp16").resume(path)
+    state = json.loads((path / "state.json").read_text())
+    assert state["scaler"]["scale"] > 0
+    (path / "state.json").write_text(json.dumps({**state, "scaler": {**state["scaler"], **change}}))
+    with pytest.raises(MAEError, match=told) as refused:
+        make_trainer(tmp_path, precision="fp16").resume(path)
+    assert f"delete {path} to go on from an earlier checkpoint" in str(refused.value)
