@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from mae.data.augmentation import Augmentation, central_crop, rand_augment, random_crop_boxes, resized_crop
 from mae.errors import UsageError
-from mae.randomness import Stream, sample_keys, uniform
+from mae.randomness import Stream, sample_keys, uniform, view_keys
 
 DRAWS = 3000
 UNLIKE = ("Invert", "SolarizeAdd", "PosterizeIncreasing")  # of timm's; torchvision has the first two not, one weaker
@@ -194,3 +194,21 @@ def test_central_crop_by_share_is_timms(share, interpolation):
     image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     found = central_crop(image, (32, 32), share, interpolation=interpolation)
     assert (found.float() - rule(picture) * 255).abs().max() < 1.5  # Pillow's rounding
+
+
+def test_views_of_an_image_are_as_unlike_as_its_crops_of_two_epochs():
+    """No crop of a view returns in a later epoch, and of two views one tells nothing of the other."""
+    ids, sides = torch.arange(DRAWS), (torch.full((DRAWS,), 375), torch.full((DRAWS,), 500))
+    keys = torch.cat([view_keys(sample_keys(1, epoch, ids), 4) for epoch in range(12)])
+    assert len(keys.unique()) == len(keys)
+
+    def drawn(keys: torch.Tensor) -> np.ndarray:
+        boxes, flips = random_crop_boxes(keys, *sides, Augmentation())
+        return np.column_stack([boxes.numpy(), flips.numpy()]).astype(float)
+
+    views = [drawn(of.contiguous()) for of in view_keys(sample_keys(1, 0, ids), 3).view(-1, 3).T]
+    plain = drawn(sample_keys(1, 50, ids))
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        correlation = np.corrcoef(views[first].T, views[second].T)[:5, 5:]
+        assert np.abs(correlation).max() < 5 / DRAWS**0.5
+        assert min(ks_2samp(views[second][:, side], plain[:, side]).pvalue for side in range(5)) > 1e-3
