@@ -127,12 +127,13 @@ def test_every_source_keeps_it_where_four_channels_are_wanted(tmp_path, memory_l
             opened = load_images(open_source(source, data_root=tmp_path), memory_limit=memory_limit, **options)
             found = np.sort(np.stack([opened.get(number).numpy() * 65535 for number in range(3)]), axis=0)
             expected = np.stack([np.moveaxis(BANDS, 2, 0) + number for number in range(3)])
-            assert opened.channels == 4 and opened.alpha is None, kind
+            assert opened.channels == 4 and opened.left_out == (), kind
             assert np.allclose(found, expected, atol=0.01), kind
         usual = load_images(open_source(source, data_root=tmp_path), in_chans=None, memory_limit=memory_limit)
         assert usual.channels == 3, kind
         if kind != "pack":  # whose index does not tell; packing did
-            assert usual.alpha == (
+            (told,) = usual.left_out
+            assert told == (
                 "the last band of 3 of 3 files looked at counts as alpha and is composited over white; to keep it as "
                 "a channel: --in-chans 4"
             ), kind
@@ -145,7 +146,7 @@ def test_it_is_a_band_where_most_files_have_as_many_without_it(tmp_path):
     for number in range(3, 9):
         tifffile.imwrite(folder / f"{number}.tif", BANDS + number, photometric="minisblack", planarconfig="contig")
     opened = load_images(open_source(str(folder), data_root=tmp_path), in_chans=None)
-    assert opened.channels == 4 and opened.alpha is None
+    assert opened.channels == 4 and opened.left_out == ()
     for number in range(9):
         assert np.allclose(opened.get(number).numpy() * 65535, np.moveaxis(BANDS, 2, 0) + number, atol=0.01)
 
@@ -153,7 +154,7 @@ def test_it_is_a_band_where_most_files_have_as_many_without_it(tmp_path):
 def test_names_for_all_bands_keep_it_in_packs_of_pixels_too(tmp_path, capsys):
     named = written(tmp_path / "named", names="r\ng\nb\nn\n")
     for number, form in enumerate((Kept(), Raw())):
-        assert not pack(str(named), tmp_path / f"{number}", form=form, workers=1).alpha
+        assert not pack(str(named), tmp_path / f"{number}", form=form, workers=1).unread
         opened = load_images(open_source(str(tmp_path / f"{number}"), data_root=tmp_path), in_chans=None)
         assert opened.channel_names == ("r", "g", "b", "n") and opened.channels == 4
         assert any(np.allclose(opened.get(at).numpy() * 65535, np.moveaxis(BANDS, 2, 0), atol=0.01) for at in range(3))

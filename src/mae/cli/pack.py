@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from mae.data.packing import PackResult
 
 _SHOWN = 20
-_ALPHA = (
-    "some files call their last band alpha: it is composited over white. To keep it as a channel name all "
-    "channels in a channels.txt beside the images; with --keep the files stay as they are, and --in-chans decides later"
-)
+_UNREAD = {
+    "alpha": "some files call their last band alpha: it is composited over white. To keep it as a channel name all "
+    "channels in a channels.txt beside the images; with --keep the files stay as they are, and --in-chans decides "
+    "later",
+    "pages": "some files are TIFFs of several pages, of which the first alone is read. Bands go into one page "
+    "(tifffile: photometric='minisblack', planarconfig='separate' or 'contig'), images of a stack into a file each",
+}
 _VERIFY = "verify"
 
 
@@ -148,8 +151,8 @@ def _tell(console: "Console", result: "PackResult") -> None:
         _print(console, f"left out: {left_out.reason}")
     if len(result.left_out) > _SHOWN:
         _print(console, f"and {len(result.left_out) - _SHOWN:,} more, see {result.folder / 'report.json'}")
-    if result.alpha:
-        _print(console, _ALPHA)
+    for name in sorted(result.unread):
+        _print(console, _UNREAD[name])
     size = f"{result.images:,} images, {result.num_bytes / 1e6:,.1f} MB"
     _print(console, f"{result.folder} {'was packed already' if result.was_there else 'is packed'}: {size}")
 

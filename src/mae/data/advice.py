@@ -120,9 +120,10 @@ def _kinds(report: DataReport) -> Finding:
     told = ", ".join(f"{kind.images:,} {kind.dtype} with C = {kind.channels}" for kind in report.kinds)
     types = {kind.dtype for kind in report.kinds}
     rare = sum(kind.images for kind in report.kinds[1:])
-    if report.alpha is not None:
-        value, _, advice = report.alpha.partition("; ")
-        return Finding(name="kinds", level="note", value=f"{told}; {value}", advice=advice)
+    if report.left_out:
+        parted = [text.partition("; ") for text in report.left_out]
+        value, remedy = "; ".join([told, *(what for what, _, _ in parted)]), "; ".join(how for _, _, how in parted)
+        return Finding(name="kinds", level="note", value=value, advice=remedy)
     if len(types) < 2 and rare <= MIXED * report.looked_at:
         return Finding(name="kinds", level="ok", value=told or "not told by the headers")
     advice = f"all are brought to {report.dtype} and one C: check that they belong together, or train on one kind"

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -67,7 +67,8 @@ class ImageSet:
         pixel_dtype: tells the unit of the values, see `ModelConfig`: that of the model the images were opened for, else
             that of the files.
         found_dtypes: the types that the files looked at when the set was opened hold.
-        alpha: how many of these have a band that is taken as alpha, and how to keep it, in one line; None: none has.
+        left_out: what of these files is not read, a band that is taken as alpha or further pages: each in a line, with
+            how to keep it behind a semicolon.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class ImageSet:
         self.dtype = form.dtype
         self.pixel_dtype: PixelDtype = form.pixel_dtype or survey.pixel_dtype
         self.found_dtypes = frozenset(info.dtype for info in survey.infos)
-        self.alpha = _told_of_alpha(survey.infos, form.channels)
+        self.left_out = (*_told_of_alpha(survey.infos, form.channels), *_told_of_pages(survey.infos))
         self._source, self._form = source, form
         self._decoded = decoded
         self._broken = broken
@@ -432,15 +433,23 @@ def _with_bands(source: Source, bands: int | None) -> Source:
     return replace(source, bands=bands)  # type: ignore[type-var]
 
 
-def _told_of_alpha(infos: Sequence[ImageInfo], channels: int) -> str | None:
+def _told_of_alpha(infos: Sequence[ImageInfo], channels: int) -> Iterator[str]:
     bands = Counter(info.channels + 1 for info in infos if info.alpha and info.channels + 1 != channels)
-    if not bands:
-        return None
-    (most, _), count = bands.most_common(1)[0], bands.total()
-    return (
-        f"the last band of {count:,} of {len(infos):,} files looked at counts as alpha and is composited over white; "
-        f"to keep it as a channel: --in-chans {most}"
-    )
+    if bands:
+        (most, _), count = bands.most_common(1)[0], bands.total()
+        yield (
+            f"the last band of {count:,} of {len(infos):,} files looked at counts as alpha and is composited over "
+            f"white; to keep it as a channel: --in-chans {most}"
+        )
+
+
+def _told_of_pages(infos: Sequence[ImageInfo]) -> Iterator[str]:
+    if count := sum(info.more_pages for info in infos):
+        yield (
+            f"{count:,} of {len(infos):,} files looked at are TIFFs of several pages, of which the first alone is "
+            "read; bands go into one page (tifffile: photometric='minisblack', planarconfig='separate' or 'contig'), "
+            "images of a stack into a file each"
+        )
 
 
 def _settled(

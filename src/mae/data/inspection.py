@@ -128,7 +128,7 @@ class DataReport:
         duplicates: images of the same pixels.
         near_duplicates: images that are not the same and have the same outlines, as a picture saved anew or resized;
             cut or mirrored copies do not.
-        alpha: see `ImageSet.alpha`.
+        left_out: see `ImageSet.left_out`.
     """
 
     name: str
@@ -150,7 +150,7 @@ class DataReport:
     nearly_constant: int
     duplicates: Copies
     near_duplicates: Copies
-    alpha: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def inspect_images(
@@ -339,7 +339,7 @@ def _report(images: ImageSet, found: Sequence[_Seen], img_size: tuple[int, int])
         not_finite=sum(_NOT_FINITE in problem for problem in problems),
         kinds=tuple(Kind(dtype=dtype, channels=many, images=n) for (dtype, many), n in kinds.most_common()),
         dtype=str(images.dtype),
-        alpha=images.alpha,
+        left_out=images.left_out,
         no_data=images.no_data,
         missing=float(np.mean([of.missing for of in contents])),
         marked=tuple(value for value, _ in marked.most_common()),

@@ -30,6 +30,7 @@ class ImageInfo:
         own_names: whether they stand in the file itself, so that another file's may differ.
         no_data: the value that the file says stands for no measurement, as text; None where it says none.
         alpha: whether one more band is taken as alpha, and composited away.
+        more_pages: whether the file holds further images as large, which are not read.
     """
 
     height: int
@@ -40,6 +41,7 @@ class ImageInfo:
     own_names: bool = False
     no_data: str | None = None
     alpha: bool = False
+    more_pages: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -120,12 +120,14 @@ def open_input(spec: str, *, data_root: Path) -> PackInput:
     return PackInput(name=name, sources=sources, keys=Names(keys), place=path if path.is_dir() else None)
 
 
-def common_names(images: PackInput, looked_at: Iterable[int]) -> tuple[tuple[str, ...] | None, str | None, bool]:
+def common_names(
+    images: PackInput, looked_at: Iterable[int]
+) -> tuple[tuple[str, ...] | None, str | None, frozenset[str]]:
     """What some images' headers say.
 
     Returns:
-        What the channels are called, the first value that a file says stands for no measurement, and whether any image
-        has a band that is taken as alpha.
+        What the channels are called, the first value that a file says stands for no measurement, and what of the files
+        is not read: `alpha`, a band that is taken as that; `pages` behind the first.
 
     Raises:
         UsageError: the channels are not called alike.
@@ -142,7 +144,8 @@ def common_names(images: PackInput, looked_at: Iterable[int]) -> tuple[tuple[str
             f"{images.name} has {_told(names[0])} in some files, {_told(names[1])} in others; {_NAME_THEM}"
         )
     marked = next((info.no_data for info in found if info.no_data is not None), None)
-    return names[0] if names else None, marked, any(info.alpha for info in found)
+    unread = {"alpha": any(info.alpha for info in found), "pages": any(info.more_pages for info in found)}
+    return names[0] if names else None, marked, frozenset(name for name, there in unread.items() if there)
 
 
 def _told(names: tuple[str, ...] | None) -> str:

@@ -43,7 +43,8 @@ class PackResult:
         num_bytes: of its tars.
         left_out: what could not be used; of a pack that was there before see its `report.json`.
         was_there: whether it had been whole before.
-        alpha: whether a band was taken as alpha, by the headers of some images; of a pack that was there before False.
+        unread: what of the files was not read, by the headers of some: see `common_names`; of a pack that was there
+            before nothing is known.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class PackResult:
     num_bytes: int
     left_out: tuple[LeftOut, ...]
     was_there: bool
-    alpha: bool = False
+    unread: frozenset[str] = frozenset()
 
 
 def pack(
@@ -89,7 +90,7 @@ def pack(
     if (root / MANIFEST).is_file():
         return _whole(root, words, images)
     with _alone(root):
-        manifest, left_out, alpha = _written(
+        manifest, left_out, unread = _written(
             root,
             images,
             chosen,
@@ -99,7 +100,7 @@ def pack(
             progress=progress or (lambda done, total: None),
         )
     shutil.rmtree(root / WORKING, ignore_errors=True)
-    return replace(_result(root, manifest, left_out, was_there=False), alpha=alpha)
+    return replace(_result(root, manifest, left_out, was_there=False), unread=unread)
 
 
 def _written(
@@ -111,10 +112,10 @@ def _written(
     workers: int,
     max_unreadable: float,
     progress: Progress,
-) -> tuple[Manifest, tuple[LeftOut, ...], bool]:
+) -> tuple[Manifest, tuple[LeftOut, ...], frozenset[str]]:
     """Every file of the pack, `pack.json` last."""
     order = permutation(_ORDER_SEED, FIXED_EPOCH, len(images)).numpy()
-    channels, no_data, alpha = common_names(images, order[:_LOOKED_AT].tolist())
+    channels, no_data, unread = common_names(images, order[:_LOOKED_AT].tolist())
     fingerprint = images.fingerprint()
     _begin(root, {"form": words, "fingerprint": fingerprint, "version": images.version()})
     job = Job(images=images, form=form, order=order, per_shard=int(words["per_shard"]), channels=channels, folder=root)
@@ -135,7 +136,7 @@ def _written(
         left_out=len(left_out),
     )
     write_file(root, MANIFEST, manifest.to_bytes())
-    return manifest, left_out, alpha
+    return manifest, left_out, unread
 
 
 def _all_left_out(records: Sequence[Record]) -> tuple[LeftOut, ...]:

@@ -79,6 +79,7 @@ def info(page: "TiffPage", *, name: str, bands: int | None = None) -> ImageInfo:
         own_names=names is not None,
         no_data=no_data,
         alpha=_has_alpha(page, bands),
+        more_pages=_has_more_pages(page),
     )
 
 
@@ -212,6 +213,16 @@ def _orientation(page: "TiffPage") -> int:
 
 def _kind(page: "TiffPage") -> str:
     return "" if page.dtype is None else page.dtype.kind
+
+
+def _has_more_pages(page: "TiffPage") -> bool:
+    """Whether another page as large follows, as in a stack or where each band is a page; not so a smaller version."""
+    try:
+        second = page.parent.pages[1]
+        form = second.keyframe
+        return second.shape == page.shape and not (form is None or form.is_reduced or form.is_mask)
+    except Exception:  # none, or a damaged one, of which nothing is read
+        return False
 
 
 def _has_alpha(page: "TiffPage", bands: int | None) -> bool:

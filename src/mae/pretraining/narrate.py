@@ -76,8 +76,7 @@ def _describe_images(prepared: Prepared) -> str:
     lines = [f"{len(images):,} of {sizes} pixels, {_describe_channels(images)}; {prepared.note}"]
     if images.no_data is not None:
         lines.append(f"{images.no_data} in the files means no data: left out of statistics and loss")
-    if images.alpha is not None:
-        lines.append(images.alpha)
+    lines += images.left_out
     if images.unreadable:
         lines += _describe_unreadable(images.unreadable)
     return "\n".join(lines)
