@@ -15,6 +15,7 @@ import mae
 from mae.cli import main
 from mae.errors import MAEError
 from mae.models.storage import load_model, model_metadata
+from mae.pretraining import run
 from mae.training import checkpoint
 
 QUICK = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
@@ -54,6 +55,8 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--recipe", "cifra10"], "unknown recipe 'cifra10'; nearest: cifar10"),
         (["builtin:digits", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU"),
         (["builtin:digits", "--gpus", "0", "--device", "cpu"], "--gpus is 0"),
+        (["builtin:digits", "--gpus", "100000", "--device", "cpu"], "processes at most on this machine's CPU"),
+        (["builtin:digits", "--workers", "100000"], "each is a process with its own memory"),
         (["builtin:digits", "--patch-size", "1"], "one value"),
     ],
 )
@@ -80,6 +83,78 @@ def test_the_folder_of_another_run(photos: Path, tmp_path: Path, capsys: pytest.
     code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", out)
     assert code == 2 and "holds another run" in error and "--resume" in error
     assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_among_the_images(
+    named: bool, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Its pictures would be images of the next run, and of its own when it goes on."""
+    monkeypatch.chdir(photos)
+    before = sorted(photos.rglob("*"))
+    words = ["--out", "sub/run"] if named else []
+    code, error = complain(capsys, "pretrain", photos, *QUICK, *words)
+    assert code == 2 and "would be taken for images" in error and "--out" in error
+    assert sorted(photos.rglob("*")) == before
+
+
+def test_a_run_beside_the_part_that_is_trained_on(photos: Path, tmp_path: Path):
+    photos.rename(tmp_path / "train")
+    assert main(["pretrain", str(tmp_path), *QUICK, "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.digits
+@pytest.mark.parametrize(("out", "says"), [("file/run", "is not a folder"), ("loop/run", "is not a folder")])
+def test_a_folder_that_cannot_be_made(out: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    code, error = complain(capsys, "pretrain", "builtin:digits", *QUICK, "--out", tmp_path / out)
+    assert code == 2 and says in error and "choose another --out" in error
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "photos").symlink_to("moved")
+    code, error = complain(capsys, "pretrain", tmp_path / "photos", *QUICK, "--out", tmp_path / "run")
+    assert code == 2 and "photos is a symbolic link that leads nowhere" in error
+
+
+def test_two_runs_begun_at_once_have_folders_of_their_own(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second chose its name before the first had written anything."""
+    monkeypatch.chdir(tmp_path)
+    words = ["pretrain", str(photos), *QUICK]
+    carry_out, codes = run._carry_out, list[int]()
+
+    def during(*args: object) -> object:
+        if not codes:
+            codes.append(99)
+            codes[:] = [main(words)]
+        return carry_out(*args)
+
+    monkeypatch.setattr(run, "_carry_out", during)
+    assert main(words) == 0 and codes == [0]
+    names = sorted(path.name for path in Path("runs").iterdir())
+    assert names == ["photos-lesson_patch4", "photos-lesson_patch4-2"]
+    assert all(Path("runs", name, "summary.json").is_file() for name in names)
+
+
+def test_a_run_that_does_not_begin_leaves_no_folder(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "_carry_out", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mae.pretrain(
+            photos, model="mae_vit_lesson_patch4", img_size=32, batch_size=4, steps=2, device="cpu", quiet=True
+        )
+    assert not Path("runs").exists()
+
+
+def test_a_source_of_a_long_name(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    photos.rename(tmp_path / ("漢" * 80))  # 240 bytes, of 255 at most
+    assert main(["pretrain", "漢" * 80, *QUICK]) == 0
+    (made,) = Path("runs").iterdir()
+    assert made.name == "漢" * 60 + "-lesson_patch4"
 
 
 @pytest.mark.parametrize("kind", ["truncated", "forged", "bands", "text"])
@@ -149,10 +224,14 @@ def test_a_disk_that_fills_while_training(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def test_a_folder_that_may_not_be_written(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "file").write_text("in the way")
-    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "file" / "run")
-    assert code == 1 and "Not a directory" in error
+def test_a_folder_that_may_not_be_written(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Path] = []
+    monkeypatch.setattr("mae.training.run_folder.os.access", lambda path, mode: asked.append(path))
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "there" / "run")
+    assert code == 2 and f"{tmp_path} may not be written to" in error and asked == [tmp_path]
+    assert not (tmp_path / "there").exists()
 
 
 def test_models_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -23,6 +23,7 @@ from mae.data.augmentation import Augmentation, random_crop_boxes, resized_crop
 from mae.data.decoding import decode
 from mae.data.images import load_images
 from mae.data.jpeg import has_fast_decoder
+from mae.data.limits import check_workers
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD, TrainingLoader
 from mae.data.sources import open_source
 from mae.errors import UsageError
@@ -69,6 +70,7 @@ class DataBench:
             raise UsageError(
                 f"--side is {self.side}, --seconds {self.seconds:g}, --workers {self.workers}; expected more than 0"
             )
+        check_workers(self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,9 @@ _PASSED_ON = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUS
 _GRACE_SECONDS = 600
 """What the processes get to save after a signal, before they are killed."""
 
+_MOST_ON_CPU = 16
+"""Processes on any machine, to try things out; more than it has cores are of no use, and many take all memory."""
+
 
 def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     """Start the processes and wait for them.
@@ -77,6 +80,9 @@ def check_number(gpus: int, device: str) -> None:
         raise UsageError(f"--gpus is {gpus}, and this machine has {torch.cuda.device_count()}; give at most as many")
     if kind != "cuda" and device != "cpu":
         raise UsageError(f"--gpus is {gpus}, and PyTorch finds none here; give --device cpu for so many processes")
+    most = max(_MOST_ON_CPU, os.cpu_count() or 1)
+    if kind != "cuda" and gpus > most:
+        raise UsageError(f"--gpus is {gpus}; expected {most} processes at most on this machine's CPU")
 
 
 def without_gpus(command: Sequence[str]) -> list[str]:

@@ -1,16 +1,21 @@
 """What a file may ask for before anything is allocated, and the error for one that cannot be used."""
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 
 MAX_PIXELS = 64 * 1024 * 1024
 MAX_SIDE = 16384
 MAX_BYTES = 512 * 1024 * 1024
 MAX_ASPECT = 100
 """Longer side over the shorter: panoramas and spectrograms are far below, and of a strip a crop would show nothing."""
+
+_WORKERS_A_CORE = 16
+_MOST_WORKERS = 64
+"""As many are allowed on any machine: waiting for a slow storage takes no core."""
 
 
 class UnreadableImage(MAEError):
@@ -81,6 +86,19 @@ def check_num_bytes(num_bytes: int, *, name: str) -> None:
         raise UnreadableImage(f"{name} is empty; expected an image")
     if num_bytes > MAX_BYTES:
         raise UnreadableImage(f"{name} has {num_bytes >> 20} MiB; expected {MAX_BYTES >> 20} MiB at most")
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuses more processes than a machine could use; each takes memory, and thousands take all of it.
+
+    Raises:
+        UsageError: over 16 for each core, and over 64.
+    """
+    most = max(_MOST_WORKERS, _WORKERS_A_CORE * (os.cpu_count() or 1))
+    if workers is not None and workers > most:
+        raise UsageError(
+            f"--workers is {workers}; expected {most} at most on this machine: each is a process with its own memory"
+        )
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from mae.data.limits import check_workers
 from mae.data.pack_format import MANIFEST, MAX_MANIFEST, REPORT, WORKING, Manifest, PackSourceEntry, read_manifest
 from mae.data.pack_forms import PackForm, ShortSide
 from mae.data.pack_input import PackInput, common_names, open_input
@@ -160,6 +161,7 @@ def _check(per_shard: int, workers: int | None, max_unreadable: float) -> None:
         raise UsageError(f"--per-shard is {per_shard}; expected 1 to {_MAX_PER_SHARD:,}")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers is {workers}; expected 1 or more")
+    check_workers(workers)
     if not 0 <= max_unreadable <= 1:
         raise UsageError(f"--max-unreadable is {max_unreadable}; expected a share, 0 to 1")
 

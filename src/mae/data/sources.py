@@ -216,6 +216,8 @@ def _opened_folder(spec: str, path: Path) -> Files:
 def _missing(spec: str, path: Path) -> str:
     if spec == "imagenet":
         return f"imagenet is expected in {path}, which does not exist; put its train/ folder there"
+    if path.is_symlink():
+        return f"{spec} is a symbolic link that leads nowhere; put right what it points to"
     neighbours = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(spec, [*KNOWN, *sorted(neighbours)], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected a path or one of {', '.join(KNOWN)}"

@@ -1,8 +1,8 @@
 """The run itself."""
 
 import logging
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from mae.pretraining.health import make_health
 from mae.pretraining.monitor import make_monitor, steps_between_looks
 from mae.pretraining.narrate import show_header, show_summary, summarise
 from mae.pretraining.parts import check_disk, check_model, fresh_model, make_trainer, panel_drawer, yardsticks_of
-from mae.pretraining.settle import Prepared, find_start, in_smaller_parts, prepare, stored_config
+from mae.pretraining.settle import Prepared, default_place, find_start, in_smaller_parts, prepare, stored_config
 from mae.recipes import recipe_config
 from mae.report.canvas import visible
 from mae.report.console import ProgressDisplay
@@ -36,7 +36,7 @@ from mae.training.distributed import World, joined_world, may_be_restarted, was_
 from mae.training.engine import PeriodicTask, Trainer
 from mae.training.lock import only_writer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
-from mae.training.run_folder import RunFolder, find_weights
+from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
 
 _log = logging.getLogger(__name__)
 
@@ -181,6 +181,30 @@ def _run(prepared: Prepared, newest: str | None, console: Console, held: ExitSta
     world, model = prepared.world, fresh_model(prepared)
     prepared = replace(prepared, start=None)
     world.from_main(partial(check_disk, prepared, model, newest))
+    with _folder_claimed(prepared) as prepared:
+        return _carry_out(prepared, model, newest, console, held)
+
+
+@contextmanager
+def _folder_claimed(prepared: Prepared) -> Iterator[Prepared]:
+    """A new folder of a default name is made at once: a run that is begun beside this one would take the same name."""
+    if prepared.resume or prepared.config.out is not None:
+        yield prepared
+        return
+    root = Path(prepared.world.from_main(lambda: str(claim_run_folder(*default_place(prepared.config)).root)))
+    try:
+        yield replace(prepared, folder=RunFolder(root))
+    finally:
+        if prepared.world.is_main:
+            with suppress(OSError):  # they go where they are empty: nothing was begun
+                root.rmdir()
+                root.parent.rmdir()
+
+
+def _carry_out(
+    prepared: Prepared, model: MaskedAutoencoder, newest: str | None, console: Console, held: ExitStack
+) -> PretrainResult:
+    world = prepared.world
     if not newest and not prepared.config.skip_doctor:
         world.from_main(partial(_see_doctor, prepared, model, console))
     yardsticks = yardsticks_of(prepared, model)

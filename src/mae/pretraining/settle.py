@@ -14,8 +14,10 @@ from torch import Tensor
 from mae.config import MACHINE_FIELDS, PretrainConfig
 from mae.data.augmentation import Augmentation
 from mae.data.images import ImageSet, load_images
+from mae.data.limits import check_workers
 from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD
 from mae.data.order import AllBut, Numbers
+from mae.data.pack_format import MANIFEST
 from mae.data.sources import absolute_source, open_source
 from mae.data.units import check_units
 from mae.errors import UsageError
@@ -152,6 +154,7 @@ def prepare(
         UsageError: the request cannot be carried out as asked.
         MAEError: too many images cannot be read.
     """
+    check_workers(config.workers)
     start, weights = None, weights_of(folder) if resume else None
     if not resume and (start := find_start(config, world)) is not None:
         config, weights = as_weights_say(config, given, start), start.config
@@ -172,7 +175,9 @@ def prepare(
     config, model = settle(config, images, device, world, weights)
     assert config.model is not None
     if folder is None:
-        folder = new_run_folder(Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}")
+        folder = new_run_folder(*default_place(config))
+    if not resume:
+        _check_apart(folder.root, config.source)
     found, hint = world.from_main(partial(_found_data, config, model, images, folder, start, resume=resume))
     model = replace(model, mean=tuple(found["mean"]), std=tuple(found["std"]))
     return Prepared(
@@ -504,6 +509,24 @@ def stored_config(
             "of a part, so this would be another objective. Leave the option out, or start a new run"
         )
     return stored.override(machine), folder
+
+
+def _check_apart(folder: Path, source: str) -> None:
+    """Refuse a run inside the images: what it draws would be taken for images, and a resume would find others."""
+    images = Path(source)
+    if (images / "train").is_dir():  # the other parts are not trained on
+        images = images / "train"
+    if images.is_dir() and not (images / MANIFEST).is_file() and folder.resolve().is_relative_to(images.resolve()):
+        raise UsageError(
+            f"{folder} is inside {images}, where the pictures of the run would be taken for images; choose an --out "
+            "that is not"
+        )
+
+
+def default_place(config: PretrainConfig) -> tuple[Path, str]:
+    """Where the folder of a settled run is made where none is told, and its name but for a number."""
+    assert config.model is not None
+    return Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}"
 
 
 def source_stem(source: str) -> str:

@@ -1,6 +1,8 @@
 """What stands where in the folder of a run."""
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,12 +81,17 @@ class RunFolder:
         """Make sure that a new run can begin here.
 
         Raises:
-            UsageError: there is something in the folder already, or it is a file.
+            UsageError: there is something in the folder already, it is a file, or it cannot be made.
         """
         if self.holds_run:
             raise UsageError(f"{self.root} holds another run; go on with it by --resume, or choose another --out")
-        if self.root.exists() and not self._is_free():
+        if os.path.lexists(self.root) and not self._is_free():
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
+        there = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
+        if not there.is_dir():
+            raise UsageError(f"{self.root} cannot be made: {there} is not a folder; choose another --out")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.root} cannot be made: {there} may not be written to; choose another --out")
 
     def _is_free(self) -> bool:
         """Whether it is an empty folder, or holds what a start leaves that was killed before it had begun a run."""
@@ -109,10 +116,20 @@ class RunFolder:
 def new_run_folder(parent: Path, name: str) -> RunFolder:
     """A folder that is not there yet: `parent/name`, `parent/name-2` and so on."""
     number, root = 1, parent / name
-    while root.exists():
+    while os.path.lexists(root):
         number += 1
         root = parent / f"{name}-{number}"
     return RunFolder(root)
+
+
+def claim_run_folder(parent: Path, name: str) -> RunFolder:
+    """Make the folder that `new_run_folder` names; of two processes that do so at once each gets its own."""
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = new_run_folder(parent, name)
+        with suppress(FileExistsError):
+            folder.root.mkdir()
+            return folder
 
 
 def find_weights(path: Path) -> Path:
