@@ -40,7 +40,8 @@ def test_an_answer_whose_reader_is_gone_ends_quietly(words: str):
 
 
 def test_an_answer_whose_reader_had_enough_ends_quietly():
-    assert ended(f"$PYTHON -u -m mae list weights | head -n 1; {FIRST}") == (141, "")
+    code, told = ended(f"$PYTHON -u -m mae list weights | head -n 1; {FIRST}")
+    assert code in (0, 141) and told == ""  # it may have written all before the other end closes
 
 
 @needs_full

@@ -326,7 +326,7 @@ def test_samples_of_other_sources_are_what_they_were(monkeypatch):
     images = load_images(Pictures([noise(4, 4, 3, number) for number in range(30)]), in_chans=None)
     assert images.block_sizes is None
     assert torch.equal(images.sample(5, 2, 7), permutation(5, 2, 30)[:7])
-    monkeypatch.setattr("mae.data.images.LARGEST_TABLE", 29)
+    monkeypatch.setattr("mae.data.sampled.LARGEST_TABLE", 29)
     assert torch.equal(images.sample(5, 2, 7), lazy_permutation(5, 2, 30, torch.arange(7)))
     assert len(images.sample(5, 2, 31)) == 30
 
