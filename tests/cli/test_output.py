@@ -10,6 +10,7 @@ import pytest
 
 from mae.cli import main
 from mae.cli.ending import cleaned_up
+from mae.errors import Stopped
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 
@@ -111,12 +112,26 @@ def test_streams_are_put_back():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_every_command_ends_in_order(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("mae.cli.listing.run", lambda args: signal.raise_signal(number))
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert main(["list", "models"]) == 75
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert capsys.readouterr().err == f"mae: error: told to end by {number.name}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_is_half_written_is_cleaned_up_when_the_terminal_is_gone(number: signal.Signals):
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        with pytest.raises(SystemExit) as ended_by, cleaned_up():
+        with pytest.raises(Stopped, match=f"told to end by {number.name}") as ended_by, cleaned_up():
             signal.raise_signal(number)
-        assert ended_by.value.code == 128 + number and signal.getsignal(number) == signal.SIG_DFL
+        assert ended_by.value.by == number and signal.getsignal(number) == signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN)  # as nohup has it
         with cleaned_up():
             signal.raise_signal(number)

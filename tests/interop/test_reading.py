@@ -360,5 +360,7 @@ def test_a_part_that_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not there; expected a file of weights"):
         read_foreign(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="/dev/null is no file or folder"):  # as of a pipe, which would be waited for
+        read_foreign(Path("/dev/null"))
     with pytest.raises(UsageError, match="holds no weights; expected model.safetensors or pytorch_model.bin"):
         read_foreign(tmp_path)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from mae.cli.ending import cleaned_up
 from mae.cli.output import tolerant_output
 from mae.credentials import all_concealed
 from mae.errors import MAEError, Stopped, UsageError
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 for a failure; 2 for a wrong request; 130 where Ctrl-C stopped it; 75 where another signal
-        stopped a run, which the same command with `--resume` goes on with.
+        did. A run is then saved, and the same command with `--resume` goes on with it.
 
     Raises:
         SystemExit: a wrong option (2), help (0), or the reader of what is printed went away (141).
@@ -66,12 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _told(args: list[str]) -> int:
     """Run a command; an error becomes a line and an exit code."""
     try:
-        try:
-            for arg in args:
-                check_text(arg, name="an argument")
-            return _dispatch(args)
-        finally:
-            sys.stdout.flush()
+        with cleaned_up():
+            try:
+                for arg in args:
+                    check_text(arg, name="an argument")
+                return _dispatch(args)
+            finally:
+                sys.stdout.flush()
     except UsageError as error:
         return _complain(error, code=2)
     except (MAEError, OSError) as error:

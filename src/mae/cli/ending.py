@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_OF_A_SIGNAL = 128  # and its number: the exit code of what a signal ended
+from mae.errors import Stopped
 
 
 @contextmanager
 def cleaned_up() -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP are exceptions; otherwise they would end the process as it stands."""
+    """While entered, SIGTERM and SIGHUP raise `Stopped`; otherwise they would end the process as it stands."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(_OF_A_SIGNAL + number)
+        raise Stopped(f"told to end by {signal.Signals(number).name}", by=number)
 
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         yield

@@ -33,12 +33,10 @@ def export(
     """
     from rich.console import Console
 
-    from mae.cli.ending import cleaned_up
     from mae.interop.export import export_model
     from mae.report.canvas import visible
 
-    with cleaned_up():
-        done = export_model(model, to=to, out=out, licence=licence)
+    done = export_model(model, to=to, out=out, licence=licence)
     console = Console()
     for name, difference in done.differences.items():
         console.print(f"{name:<24}largest difference {difference:.1e} of the largest value", highlight=False)

@@ -77,22 +77,20 @@ def bring(
     """
     from rich.console import Console
 
-    from mae.cli.ending import cleaned_up
     from mae.evaluation.extractors import show_loaded
     from mae.interop.catalogue import terms
     from mae.interop.official import Told
     from mae.interop.opening import Wanted, bring_in
     from mae.report.canvas import visible
 
-    with cleaned_up():
-        _, report = bring_in(
-            weights,
-            out,
-            told=Told(**asdict(told)),
-            wanted=Wanted(**asdict(wanted)),
-            allow_partial=allow_partial,
-            see_photographs=photographs,
-        )
+    _, report = bring_in(
+        weights,
+        out,
+        told=Told(**asdict(told)),
+        wanted=Wanted(**asdict(wanted)),
+        allow_partial=allow_partial,
+        see_photographs=photographs,
+    )
     console = Console()
     show_loaded(console, report.line())
     if licence := wanted.licence or report.origin.get("licence"):

@@ -1,5 +1,6 @@
 """`mae pack SOURCE DEST` and `mae pack verify DEST`."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mae.errors import UsageError
+from mae.errors import Stopped, UsageError
 from mae.options import shown
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def pack(
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt("stopped; the same command goes on with the shards that are not done") from stop
+        by = stop.by if isinstance(stop, Stopped) else signal.SIGINT
+        raise Stopped("stopped; the same command goes on with the shards that are not done", by=by) from stop
     _tell(console, result)
     return 0
 

@@ -117,7 +117,10 @@ _given: tuple[Job, Any, Any]
 def _prepare(job: Job, counts: Any, stop: Any) -> None:
     global _given
     _given = job, counts, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the main process decides
+    for name in ("SIGINT", "SIGHUP"):  # a terminal sends them to all; the main process decides
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

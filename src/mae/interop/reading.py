@@ -69,7 +69,8 @@ def read_foreign(path: Path) -> Foreign:
     elif path.is_file():
         files, folder = (path,), path.parent
     else:
-        raise UsageError(f"{path} is not there; expected a file of weights, or a folder with {' or '.join(WEIGHTS)}")
+        what = "no file or folder" if path.exists() else "not there"
+        raise UsageError(f"{path} is {what}; expected a file of weights, or a folder with {' or '.join(WEIGHTS)}")
     tensors: dict[str, Tensor] = {}
     options: Mapping[str, Any] = {}
     for file in files:
