@@ -19,6 +19,21 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert all(command in shown for command in COMMANDS)
 
 
+@pytest.mark.parametrize("columns", ["1", "5", "30"])
+def test_help_in_a_narrow_terminal(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "--help"])
+    assert ended.value.code == 0 and "what can be named" in capsys.readouterr().out
+
+
+def test_lists_without_docstrings():
+    """As `python -OO` and `PYTHONOPTIMIZE=2` have it."""
+    words = [sys.executable, "-OO", "-m", "mae", "list", "models"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
+    assert "mae_vit_base_patch16_dec512d8b" in listed
+
+
 def test_version(capsys: pytest.CaptureFixture[str]):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mae {__version__}\n"

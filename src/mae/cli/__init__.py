@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from shutil import get_terminal_size
 
 from mae.cli.ending import cleaned_up
 from mae.cli.output import tolerant_output
@@ -43,6 +44,9 @@ COMMANDS = {
 _ANSWERS = {"list", "show", "plan", "doctor", "watch", "bench"}
 """Commands whose result is what they print; of the others it is files, and printing only tells of the work."""
 
+_NARROWEST = 40
+"""Columns for which help is laid out at the least: for some ten tyro would go on without end, and take all memory."""
+
 INTERRUPTED, TOLD_TO_END = 130, 75
 """Exit codes of what Ctrl-C stopped, and of what another signal did: somebody wanted the machine, and the same command
 goes on with it (75 is the system's code for a failure that passes)."""
@@ -59,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: a wrong option (2), help (0), or the reader of what is printed went away (141).
     """
     args = all_concealed(sys.argv[1:] if argv is None else argv)
+    if get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)
     answers = not args or args[0] in _ANSWERS or not {"-h", "--help", "--version"}.isdisjoint(args)
     with tolerant_output(needed=answers):
         return _told(args)

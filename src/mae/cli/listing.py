@@ -37,7 +37,7 @@ def _list(
 
 
 def _first_line(documented: object) -> str:
-    return (documented.__doc__ or "").splitlines()[0]
+    return (documented.__doc__ or "\n").splitlines()[0]  # python -OO leaves none
 
 
 def _models() -> list[tuple[str, str]]:
