@@ -22,7 +22,7 @@ WAYS = {
     "GOMP_SPINCOUNT=3000": {"GOMP_SPINCOUNT": "3000"},
     "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
     "GOMP_SPINCOUNT=300": {"GOMP_SPINCOUNT": "300"},
-    "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
+    "GOMP_SPINCOUNT=0": {"GOMP_SPINCOUNT": "0"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 

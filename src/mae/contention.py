@@ -16,7 +16,7 @@ NOTEWORTHY = 0.5
 """Cores taken by others from which it is worth a word: housekeeping of the system takes less."""
 
 SPIN_COUNT, WAIT_POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-_ALONE, _SHARED = "5000", "300"
+_ALONE, _SHARED = "5000", "0"
 _SECONDS = 0.05  # the system counts in ticks of 4 or 10 ms
 
 _RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun, whose process is the parent of those of a run on this machine
@@ -75,9 +75,9 @@ def set_spin_count() -> None:
     """Set `GOMP_SPINCOUNT` for this process and those it starts, unless the user has said how threads wait.
 
     A thread of GNU OpenMP (PyTorch's on Linux) that waits for the others spins some 300,000 times before it sleeps.
-    Where another process has one of the cores, the thread waited for is not running, and the time is spun away. After
-    few spins it sleeps, and the core goes to whoever has work; waking it again takes time, which shows on idle cores.
-    So threads spin for a shorter time than usual, and hardly at all where others take the cores already
+    Where another process has one of the cores, the thread waited for is not running, and the time is spun away. A
+    thread that sleeps leaves the core to whoever has work; waking it again takes time, which shows on idle cores.
+    So threads spin for a shorter time than usual, and not at all where others take the cores already
     (benchmarks/contention.py has the figures). What is computed stays the same.
     """
     # PyTorch reads it once, when it is loaded.
