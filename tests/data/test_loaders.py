@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -424,6 +425,31 @@ def test_a_killed_worker_is_explained():
                 os.kill(worker.pid, signal.SIGKILL)
                 for _ in range(50):
                     next(batches)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(OSError(24, "Too many open files"), MAEError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_workers_that_started_end_where_others_cannot(raised, expected, monkeypatch):
+    """They would be waited for when Python ends, without end."""
+    start, before = BaseProcess.start, set(multiprocessing.active_children())
+
+    def once(process):
+        if set(multiprocessing.active_children()) - before:
+            raise raised
+        start(process)
+
+    monkeypatch.setattr(BaseProcess, "start", once)
+    with pytest.raises(expected) as told:
+        taken(loader(image_set(), workers=2), 1)
+    assert not set(multiprocessing.active_children()) - before
+    if expected is MAEError:
+        assert "not all of 2 data worker processes could be started (Too many open files)" in str(told.value)
+
+
+def test_too_many_open_files_are_explained():
+    with pytest.raises(MAEError, match=r"too many files are open .*ulimit -n.*--workers"), explained_worker_failure():
+        raise RuntimeError("Too many open files. Communication with the workers is no longer possible.")
 
 
 class Asleep(Pictures):

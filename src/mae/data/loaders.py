@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
+from traceback import walk_tb
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mae.data.augmentation import Augmentation, central_crop
 from mae.data.crops import Crops, Piece, none_readable
@@ -43,6 +45,7 @@ _PIECE = 64
 """Samples a worker loads at a time: a piece arrives within the timeout, and only some are ever on their way."""
 
 _WORKER_FAILURES = ("DataLoader worker (pid", "DataLoader timed out")
+_TOO_MANY_FILES = "Too many open files"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,9 +149,7 @@ class TrainingLoader:
             MAEError: more unreadable files than allowed, or a worker process that died or hung.
         """
         num_pieces = math.ceil(self.batch_size // (self.accumulate * self.world) / self._piece)
-        others = set(multiprocessing.active_children())
-        pieces = iter(self._loader(start_step))
-        workers = set(multiprocessing.active_children()) - others
+        pieces, workers = self._started(start_step)
         stop = partial(_kill, workers)
         # An iterator that is never closed must not keep the process from ending either.
         if workers:
@@ -165,6 +166,24 @@ class TrainingLoader:
                 stop()
                 atexit.unregister(stop)
             del pieces
+
+    def _started(self, start_step: int) -> tuple[Iterator[Piece], set[BaseProcess]]:
+        """Pieces of micro-batches from a step on, and the processes that load them."""
+        others = set(multiprocessing.active_children())
+        try:
+            return iter(self._loader(start_step)), set(multiprocessing.active_children()) - others
+        except BaseException as error:
+            # Those that had started would be waited for when Python ends, and never end.
+            _kill(set(multiprocessing.active_children()) - others)
+            for frame, _ in walk_tb(error.__traceback__):
+                if isinstance(half_made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+                    half_made._shutdown = True  # its destructor would look for what was not made yet
+            if not isinstance(error, OSError):
+                raise
+            raise MAEError(
+                f"not all of {self.workers} data worker processes could be started ({error.strerror}): use fewer "
+                "--workers, or 0 to load in the main process, or allow this process more ('ulimit -a' shows its limits)"
+            ) from error
 
     @property
     def _piece(self) -> int:
@@ -268,12 +287,16 @@ def explained_worker_failure() -> Iterator[None]:
     should run under this too.
 
     Raises:
-        MAEError: a worker process died, or gave nothing for 120 s.
+        MAEError: a worker process died, gave nothing for 120 s, or could not hand anything over.
     """
     try:
         yield
     # A worker that dies while it hands over a batch shows as a broken connection.
     except (RuntimeError, EOFError, ConnectionError) as error:
+        if str(error).startswith(_TOO_MANY_FILES):  # each tensor on its way from a worker is an open file
+            raise MAEError(
+                "too many files are open for data worker processes: allow more ('ulimit -n'), or use fewer --workers"
+            ) from error
         if isinstance(error, RuntimeError) and not str(error).startswith(_WORKER_FAILURES):
             raise
         raise MAEError(

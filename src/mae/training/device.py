@@ -75,8 +75,9 @@ def explained_memory_failure(advice: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # CUDA has a class of its own for it, the CPU and MPS only these words.
-        if not isinstance(error, torch.OutOfMemoryError) and not re.search("out of memory|allocate memory", str(error)):
+        # CUDA has a class of its own for it, the CPU and MPS only these words; the last are those of oneDNN.
+        words = "out of memory|allocate memory|could not create a (primitive|memory)"
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search(words, str(error)):
             raise
         raise MAEError(f"the device ran out of memory: {str(error).splitlines()[0]}; {advice}") from error
 
