@@ -8,6 +8,7 @@ command line reads this to print its help.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -302,7 +303,9 @@ class PretrainConfig:
         Raises:
             UsageError: see `from_json`.
         """
-        sizes = {name: pair(changes[name]) for name in ("img_size", "patch_size") if isinstance(changes.get(name), int)}
+        sizes = {
+            name: pair(changes[name]) for name in ("img_size", "patch_size") if isinstance(changes.get(name), Integral)
+        }
         return PretrainConfig.from_json({**self.make_room(changes).to_json(), **changes, **sizes})
 
     @classmethod

@@ -40,7 +40,7 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
 
     check_known(values, [field.name for field in fields(kind)], what=what)  # type: ignore[arg-type]
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(values), default=str), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(dict(values), default=_plain), strict=True)
     except RecursionError as error:
         raise UsageError(f"{what}: nested too deeply; expected plain values") from error
     except ValidationError as error:
@@ -52,6 +52,11 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
             raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
         raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: a number of NumPy's or PyTorch's as Python's own, paths and the rest as text."""
+    return value.item() if getattr(value, "ndim", None) == 0 else str(value)
 
 
 def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Every mistake a user can make ends in one clear line, an exit code, and nothing half-written."""
 
 import json
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -66,6 +68,44 @@ def test_wrong_requests(args: list[str], says: str, tmp_path: Path, capsys: pyte
     assert code == 2
     assert says in error
     assert not out.exists()
+
+
+_PYTHON = """
+import numpy, pathlib, torch, mae
+for call in {calls!r}:
+    try:
+        print("taken:", eval(call))
+    except mae.UsageError as error:
+        print(error)
+"""
+
+
+def test_wrong_types_in_python():
+    """In a process of its own, since the tests check the types of what is called."""
+    lesson = "mae.create_model('mae_vit_lesson_patch4', "
+    says = {
+        "mae.pretrain(numpy.zeros((4, 8, 8, 3)))": "the source is of type ndarray; expected the path or name of images",
+        "mae.pretrain(None)": "the source is of type NoneType",
+        "mae.pretrain(['a.png'])": "the source is of type list",
+        "mae.pretrain(b'photos')": "the source is of type bytes",
+        "mae.pretrain('builtin:digits', recipe=None)": "the recipe is None",
+        "mae.pretrain('builtin:digits', recipe=3)": "the recipe is 3",
+        "mae.pretrain('builtin:digits', steps=numpy.float64(1.5))": "option steps is 1.5",
+        "mae.create_model(None)": "unknown model None; nearest: mae_vit_",
+        "mae.create_model(3)": "unknown model 3; nearest: mae_vit_",
+        "mae.create_model(pathlib.Path('mae_vit_small'))": "unknown model PosixPath('mae_vit_small'); nearest: ",
+        f"{lesson}img_size=True)": "model option img_size is True",
+        f"{lesson}depth=numpy.float64(2.5))": "model option depth is 2.5",
+        f"{lesson}img_size=numpy.int64(16), depth=torch.tensor(2)).encoder.grid": "taken: (4, 4)",
+        "mae.save(torch.nn.Linear(2, 2), 'model.safetensors')": "the model is of type Linear",
+    }
+    script = _PYTHON.format(calls=list(says))
+    lines = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
+    ).stdout.splitlines()
+    assert len(lines) == len(says)
+    for line, (call, start) in zip(lines, says.items(), strict=True):
+        assert line.startswith(start), call
 
 
 def test_no_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

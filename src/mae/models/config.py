@@ -3,7 +3,7 @@
 No PyTorch here: the command line reads it to print its help.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, TypedDict, get_args
@@ -58,7 +58,7 @@ class ModelOptions(TypedDict, total=False):
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
     """A size as (height, width); one number stands for both."""
-    if isinstance(value, int):
+    if not isinstance(value, Collection):  # a number of NumPy's is no int
         return value, value
     height, width = value
     return height, width

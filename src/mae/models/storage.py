@@ -207,9 +207,12 @@ def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = No
         licence: the terms its weights come under, where they have any.
 
     Raises:
+        UsageError: it is no model of this package.
         ValueError: the model was put together by hand and has no configuration.
         MAEError: it cannot be written; nothing half-written is left.
     """
+    if not isinstance(model, PretrainedEncoder):
+        raise UsageError(f"the model is of type {type(model).__name__}; expected one of this package's")
     save_model(model, Path(path), model_metadata(model, licence=licence, probe=probe_of(model)))
 
 

@@ -7,6 +7,7 @@ with a decoder 512 wide and 8 blocks deep.
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, Unpack
 
 import torch
@@ -136,7 +137,9 @@ def _feature_terms(config: ModelConfig) -> dict[str, FeatureTerm]:
 
 def _build(size: ModelOptions, overrides: ModelOptions) -> MaskedAutoencoder:
     options: dict[str, Any] = {**size, **overrides}
-    sides = {name: pair(options[name]) for name in ("img_size", "patch_size") if isinstance(options.get(name), int)}
+    sides = {
+        name: pair(options[name]) for name in ("img_size", "patch_size") if isinstance(options.get(name), Integral)
+    }
     return build_model(ModelConfig.from_json({**options, **sides}))
 
 
@@ -249,7 +252,7 @@ def find_model(name: str) -> Factory:
     """
     known = [*_MODELS, *ALIASES]
     if name not in known:
-        near = get_close_matches(name, known, n=3, cutoff=0.4) or list_models()[:3]
+        near = get_close_matches(str(name), known, n=3, cutoff=0.4) or list_models()[:3]
         raise UsageError(f"unknown model {name!r}; nearest: {', '.join(near)} ('mae list models' shows all)")
     return _MODELS[ALIASES.get(name, name)]
 

@@ -103,6 +103,11 @@ def pretrain(
         UsageError: the request cannot be carried out as asked.
         MAEError: it failed on the way.
     """
+    if not isinstance(source, str | Path):
+        raise UsageError(
+            f"the source is of type {type(source).__name__}; expected the path or name of images (arrays: save them as "
+            ".npy files, one an image, in a folder)"
+        )
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     if source:
         given["source"] = str(source)

@@ -45,6 +45,8 @@ def recipe_config(name: str) -> PretrainConfig:
     Raises:
         UsageError: no such recipe, or a file that is no configuration.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"the recipe is {name!r}; expected a name of 'mae list recipes' or the path of a config.json")
     if name.endswith(".json"):
         return replace(PretrainConfig.read(Path(name)), out=None)  # the same run again needs a folder of its own
     return find_recipe(name)()
