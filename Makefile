@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format install clean
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+
+.PHONY: demo test test-slow lint format install clean
 
 demo: $(VENV)/installed
 	$(BIN)/mae demo
 
 test: $(VENV)/installed-dev lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+# What takes many seconds each: several processes, whole studies, exports read by fresh processes.
+test-slow: $(VENV)/installed-dev
+	$(PYTEST) -m slow
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -82,6 +82,7 @@ def assert_no_secret(root: Path, said: str) -> None:
     assert not [path for path in files if b"SECRET" in path.read_bytes() or "SECRET" in str(path)] and files
 
 
+@pytest.mark.slow
 def test_nothing_that_is_written_or_shown_holds_a_secret(guarded, tmp_path, capsys, monkeypatch):
     url, out = whole(guarded), str(tmp_path / "run")
     assert main(["plan", url, *TINY, "--steps", "300"]) == 0
