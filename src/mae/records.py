@@ -47,8 +47,8 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         first = error.errors(include_url=False)[0]
         if first["type"] == "value_error":  # the dataclass's own words
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
-        if first["type"] == "missing" and len(first["loc"]) == 1:  # deeper it is part of a value, which is named below
-            raise UsageError(f"{what} {first['loc'][0]} is missing") from error
+        if first["type"] == "missing" and isinstance(first["loc"][-1], str):  # not so in a tuple that is too short
+            raise UsageError(f"{what} {'.'.join(map(str, first['loc']))} is missing") from error
         if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
             raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
         raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error

@@ -275,7 +275,10 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "fingerprint as a number": ({"fingerprint": 5}, "entry fingerprint is 5"),
     "unreadable as text": ({"unreadable": "all"}, "entry unreadable is 'all'"),
     "start as list": ({"start": []}, "entry start is []"),
-    "start without a model": ({"start": {"loaded": "", "fresh": None, "licence": None}}, "entry model is missing"),
+    "start without a model": (
+        {"start": {"loaded": "", "fresh": None, "licence": None}},
+        "entry start.model is missing",
+    ),
     "start of a wrong model": (
         {"start": {"model": {"depth": 0}, "loaded": "", "fresh": None, "licence": None}},
         "start: depth is 0; expected more than 0",
