@@ -24,7 +24,7 @@ from time import process_time
 
 import torch
 
-from mae.data.order import AllBut, BlockShuffle, FullShuffle, RankOrder
+from mae.data.loading.sampler import AllBut, BlockShuffle, FullShuffle, RankOrder
 
 PER_SHARD, LEFT_OUT = 2048, 2000
 TIMED_STEPS, TILED_STEPS, WINDOW_STEPS = 200, 5, 64

@@ -4,16 +4,21 @@
     python benchmarks/contention.py --model mae_vit_compact_patch16 --batch-size 32 --turns 10
 
 Each way of waiting trains in a process of its own, since PyTorch reads it once. They take turns, alone and beside a
-process that keeps one core busy; medians and extremes. `one thread` is what a run would do that leaves the other cores
+process that keeps one core busy; medians and quartiles. `one thread` is what a run would do that leaves the other cores
 alone. Leave the machine alone meanwhile.
 """
 
-import argparse
 import os
 import subprocess
 import sys
+from argparse import SUPPRESS, Namespace
 from statistics import median
 from time import perf_counter, sleep
+
+import torch
+
+from mae.bench.report import machine, script_parser, write_figures
+from mae.bench.timing import quartiles
 
 WAYS = {
     "PyTorch's default": {},
@@ -27,21 +32,19 @@ WAYS = {
 }
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default="mae_vit_lesson_patch4", help="a name of 'mae list models'")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step")
     parser.add_argument("--turns", type=int, default=10, help="how often each is timed, alone and beside")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=SUPPRESS)
     return parser.parse_args()
 
 
-def serve(args: argparse.Namespace) -> None:
+def serve(args: Namespace) -> None:
     """Train for as many seconds as each line of the input says, and answer with images a second."""
-    import torch
-
-    from mae.models.zoo import create_model
+    from mae.models.presets import create_model
     from mae.training.device import autocast, choose_precision, keep_freed_memory
     from mae.training.optimizer import make_optimizer
 
@@ -49,7 +52,7 @@ def serve(args: argparse.Namespace) -> None:
     model, device = create_model(args.model), torch.device("cpu")
     assert model.config is not None
     optimizer = make_optimizer(model, weight_decay=0.05, betas=(0.9, 0.95))
-    images = torch.randn(args.batch_size, model.config.in_chans, *model.config.img_size)
+    images = torch.randn(args.batch_size, model.config.layout.channels, *model.config.layout.size)
     precision = choose_precision("auto", device)
     for line in sys.stdin:
         steps, began = 0, perf_counter()
@@ -99,11 +102,9 @@ def main() -> None:
     usual = [median(rates) for rates in found["PyTorch's default"]]
     print(f"{args.model}, batch {args.batch_size}, {os.cpu_count()} cores; images/s, and over the default's")
     for name, both in found.items():
-        told = (
-            f"{median(rates):5.0f} ({min(rates):.0f}-{max(rates):.0f}) {median(rates) / of:.2f}"
-            for rates, of in zip(both, usual, strict=True)
-        )
-        print(f"{name:24} alone {'  beside a busy core '.join(told)}")
+        cells = (f"{quartiles(rates).text(0)} {median(rates) / of:.2f}" for rates, of in zip(both, usual, strict=True))
+        print(f"{name:24} alone {'  beside a busy core '.join(cells)}")
+    write_figures(args.out, {"machine": machine(torch.device("cpu")), "images_per_second": found})
 
 
 if __name__ == "__main__":

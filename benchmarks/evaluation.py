@@ -4,19 +4,20 @@
     python benchmarks/evaluation.py --million               # peak memory on a mapped file of 1 GB, written and deleted
 
 Both sides get the same features: of each class a centre, and noise around it. They take turns in one process, so that
-whatever else the machine does falls on both; the ratio is taken turn by turn, the median is shown with the extremes.
-Our k-NN judges five values of k in its one pass, scikit-learn one. The probe chooses its penalty on a tenth of the
+whatever else the machine does falls on both; the ratio is taken turn by turn, the median is shown with the quartiles.
+Our k-NN evaluates five values of k in one pass, scikit-learn one. The probe chooses its penalty on a tenth of the
 training samples on both sides and fits the best one to all; the accuracies of both are printed: whoever stops early is
 not faster.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 import threading
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from statistics import median
@@ -29,9 +30,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from mae.evaluation.knn import knn_rank
-from mae.evaluation.label_free import measure_spread
-from mae.evaluation.logistic import PENALTIES, choose_penalty, fit_logistic, hold_out
+from mae.bench.report import machine, script_parser, write_figures
+from mae.bench.timing import ratios, time_interleaved, timed
+from mae.evaluation.common.feature_stats import measure_spread
+from mae.evaluation.common.logistic import PENALTIES, choose_penalty, fit_logistic, hold_out
+from mae.evaluation.common.neighbours import knn_rank
 
 KS = (1, 10, 20, 100, 200)
 TEMPERATURE = 0.07
@@ -51,43 +54,37 @@ class Result:
     peer_accuracies: list[float]
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__)
     parser.add_argument("--knn-size", type=int, nargs=2, default=(50_000, 10_000), metavar=("TRAIN", "TEST"))
     parser.add_argument("--probe-size", type=int, nargs=2, default=(50_000, 10_000), metavar=("TRAIN", "TEST"))
     parser.add_argument("--width", type=int, default=256, help="of the features")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--million", action="store_true", help="measure memory on a mapped file instead")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the mapped file")
-    parser.add_argument("--out", type=Path, help="write the results as JSON here")
-    parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)  # the child process of --million
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--job", choices=JOBS, help=SUPPRESS)  # the child process of --million
+    parser.add_argument("--file", type=Path, help=SUPPRESS)
     return parser.parse_args()
 
 
 def features(count: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Features and classes: centres of deviation 0.1 along each axis, the same for every seed, and noise of 1."""
+    """Features and classes: centres of std 0.1 along each axis, the same for every seed, and noise of 1."""
     centres = 0.1 * torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)
     return centres[labels] + torch.randn(count, width, generator=generator), labels
 
 
-def timed(act: Callable[[], list[float]]) -> tuple[float, list[float]]:
-    """Seconds that a call takes, and what it hands back."""
-    start = perf_counter()
-    accuracies = act()
-    return perf_counter() - start, accuracies
+def compared(what: str, turns: int, ours: Callable[[], list[float]], peer: Callable[[], list[float]]) -> Result:
+    """Both sides in turn, and the accuracies of the last turn."""
+    accuracies: dict[str, list[float]] = {}
 
+    def measured(name: str, run: Callable[[], list[float]]) -> float:
+        return timed(lambda: accuracies.update({name: run()}), CPU)
 
-def take_turns(what: str, turns: int, ours: Callable[[], list[float]], peer: Callable[[], list[float]]) -> Result:
-    seconds: tuple[list[float], list[float]] = ([], [])
-    found: list[list[float]] = [[], []]
-    for turn in range(turns):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):  # neither always runs in the other's wake
-            taken, found[which] = timed((ours, peer)[which])
-            seconds[which].append(taken)
-    return Result(what=what, ours=seconds[0], peer=seconds[1], our_accuracies=found[0], peer_accuracies=found[1])
+    ways = {"ours": partial(measured, "ours", ours), "peer": partial(measured, "peer", peer)}
+    seconds = time_interleaved(ways, turns=turns, warm_ups=0)
+    return Result(what=what, **seconds, our_accuracies=accuracies["ours"], peer_accuracies=accuracies["peer"])
 
 
 def share(classes: Tensor, labels: Tensor) -> float:
@@ -102,16 +99,16 @@ def measure_knn(train_size: int, test_size: int, width: int, turns: int) -> Resu
         return [share(ranked[max(KS)][:, 0], truth)]
 
     def peer() -> list[float]:
-        judge = KNeighborsClassifier(
+        model = KNeighborsClassifier(
             min(max(KS), train_size),
             metric="cosine",
             algorithm="brute",
             weights=lambda distance: np.exp((1 - distance) / TEMPERATURE),
         )
-        judge.fit(train.numpy(), labels.numpy())
-        return [share(torch.from_numpy(judge.predict(test.numpy())), truth)]
+        model.fit(train.numpy(), labels.numpy())
+        return [share(torch.from_numpy(model.predict(test.numpy())), truth)]
 
-    return take_turns(f"k-NN, {test_size:,} against {train_size:,} x {width}", turns, ours, peer)
+    return compared(f"k-NN, {test_size:,} against {train_size:,} x {width}", turns, ours, peer)
 
 
 def measure_probe(train_size: int, test_size: int, width: int, turns: int) -> Result:
@@ -125,24 +122,23 @@ def measure_probe(train_size: int, test_size: int, width: int, turns: int) -> Re
 
     def peer() -> list[float]:
         fitted, held = hold_out(labels, seed=0)
-        judge = LogisticRegression(solver="lbfgs", max_iter=1000, warm_start=True)
+        model = LogisticRegression(solver="lbfgs", max_iter=1000, warm_start=True)
         accuracies = []
         for penalty in PENALTIES:
-            judge.set_params(C=1 / (penalty * len(fitted))).fit(train[fitted].numpy(), labels[fitted].numpy())
-            accuracies.append(judge.score(train[held].numpy(), labels[held].numpy()))
-        judge.set_params(C=1 / (PENALTIES[accuracies.index(max(accuracies))] * train_size))
-        judge.fit(train.numpy(), labels.numpy())
-        return [share(torch.from_numpy(judge.predict(test.numpy())), truth)]
+            model.set_params(C=1 / (penalty * len(fitted))).fit(train[fitted].numpy(), labels[fitted].numpy())
+            accuracies.append(model.score(train[held].numpy(), labels[held].numpy()))
+        model.set_params(C=1 / (PENALTIES[accuracies.index(max(accuracies))] * train_size))
+        model.fit(train.numpy(), labels.numpy())
+        return [share(torch.from_numpy(model.predict(test.numpy())), truth)]
 
-    return take_turns(f"probe, {len(PENALTIES)} penalties, {train_size:,} x {width}", turns, ours, peer)
+    return compared(f"probe, {len(PENALTIES)} penalties, {train_size:,} x {width}", turns, ours, peer)
 
 
 def show(results: list[Result]) -> None:
     for r in results:
-        ratios = [peer / ours for ours, peer in zip(r.ours, r.peer, strict=True)]
         print(f"{r.what}, {CLASSES} classes, {len(r.ours)} turns")
         print(f"  ours {median(r.ours):.1f} s, scikit-learn {median(r.peer):.1f} s")
-        print(f"  scikit-learn / ours {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+        print(f"  scikit-learn / ours {ratios(r.peer, r.ours).text(2)}")
         for name, accuracies in (("ours", r.our_accuracies), ("scikit-learn", r.peer_accuracies)):
             print(f"  accuracy, {name}: {', '.join(f'{accuracy:.2%}' for accuracy in accuracies)}")
 
@@ -234,9 +230,7 @@ def main() -> None:
         ]
         show(results)
         record = [asdict(result) for result in results]
-    if args.out is not None:
-        threads, version = torch.get_num_threads(), torch.__version__
-        args.out.write_text(json.dumps({"torch": version, "threads": threads, "results": record}, indent=2))
+    write_figures(args.out, {"machine": machine(CPU), "results": record})
 
 
 if __name__ == "__main__":

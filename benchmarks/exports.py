@@ -8,12 +8,12 @@ it and asks the library in a fresh process, `mae import` takes that folder in ag
 from a shell. Memory is the largest that one of their processes held, by the kernel's count.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +21,20 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from mae.bench.report import markdown_row, script_parser
 from mae.errors import UsageError
-from mae.interop.forms import FORMS, OFFICIAL_FILE
-from mae.models.storage import load_model, model_metadata, save_model
-from mae.models.zoo import create_model, list_models
+from mae.interop.exports.formats import FORMATS, OFFICIAL_FILE
+from mae.models.file import load_model, model_metadata, save_model
+from mae.models.presets import create_model, list_models
 from mae.records import read_json
 
 COMES_BACK = ("timm", "hf-vit", "hf-vitmae", "official", "safetensors")
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__, figures=False)
     parser.add_argument("--models", nargs="+", default=list_models(), choices=list_models())
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
+    parser.add_argument("--forms", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     return parser.parse_args()
 
 
@@ -97,7 +98,7 @@ def row(name: str, form: str, source: Path, folder: Path) -> list[str]:
 
 
 def show(cells: Sequence[str]) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
+    print(markdown_row(cells), flush=True)
 
 
 def main() -> None:
@@ -110,7 +111,7 @@ def main() -> None:
             write_random(name, source)
             for form in args.forms:
                 try:
-                    FORMS[form].check(load_model(source))
+                    FORMATS[form].check(load_model(source))
                 except UsageError as error:
                     show([name, form, str(error), "", "", "", "", ""])
                     continue

@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from mae.models.presets import model_config
 from mae.models.summary import summarise
-from mae.models.zoo import model_config
 
 MODELS = ("mae_vit_base_patch16", "mae_vit_large_patch16", "mae_vit_huge_patch14")
 PEAK, SHARE = 989e12, 0.4  # bf16 products a second of an H100 or H200, and the share that training reaches
@@ -80,14 +80,16 @@ def load_of(model: str, *, gpus: int, images: float) -> Load:
     )
 
 
-def goodput(save_every: float, stall: float, restart: float, failures_every: float) -> float:
+def goodput(checkpoint_every: float, stall: float, restart: float, failures_every: float) -> float:
     """The share of time that is kept as progress, where failures come at random, restarts and saves included.
 
     A stretch of work with its save is done again from its start after each failure, so it takes
     M e^(R/M) (e^((t + d)/M) - 1) on average.
     """
-    expected = failures_every * math.exp(restart / failures_every) * math.expm1((save_every + stall) / failures_every)
-    return save_every / expected
+    expected = (
+        failures_every * math.exp(restart / failures_every) * math.expm1((checkpoint_every + stall) / failures_every)
+    )
+    return checkpoint_every / expected
 
 
 def best_interval(stall: float, failures_every: float) -> float:
@@ -96,7 +98,7 @@ def best_interval(stall: float, failures_every: float) -> float:
 
 
 def simulated(
-    save_every: float, stall: float, restart: float, failures_every: float, *, failures: int, seed: int = 0
+    checkpoint_every: float, stall: float, restart: float, failures_every: float, *, failures: int, seed: int = 0
 ) -> tuple[float, float]:
     """The same by failures drawn one after another; the mean of twenty parts and its standard error."""
     draw, shares = random.Random(seed), []
@@ -108,7 +110,7 @@ def simulated(
             # A failure can come while the job is still starting again.
             left -= restart
             if left > 0:
-                kept += save_every * (left // (save_every + stall))
+                kept += checkpoint_every * (left // (checkpoint_every + stall))
         shares.append(kept / elapsed)
     return fmean(shares), stdev(shares) / math.sqrt(len(shares))
 
@@ -142,13 +144,13 @@ def show_goodput(load: Load, args: argparse.Namespace) -> None:
     print(f"a failure each {every / 3600:.1f} h")
     print(f"{'save every':>12}{'formula':>10}{'simulated':>20}{'waiting':>10}")
     best, best_waiting = best_interval(load.stall_s, every), best_interval(load.written_s, every)
-    for save_every in sorted((*SAVES, best, best_waiting)):
-        formula = goodput(save_every, load.stall_s, restart, every)
-        mean, error = simulated(save_every, load.stall_s, restart, every, failures=args.failures)
-        assert abs(mean - formula) < 5 * error + 1e-4, (save_every, mean, formula, error)
-        waiting = goodput(save_every, load.written_s, restart, every)
-        told = {best: " best", best_waiting: " best if it waits"}.get(save_every, "")
-        print(f"{save_every:10.0f} s{formula:10.3%}{mean:12.3%} +- {error:.3%}{waiting:10.3%}{told}")
+    for checkpoint_every in sorted((*SAVES, best, best_waiting)):
+        formula = goodput(checkpoint_every, load.stall_s, restart, every)
+        mean, error = simulated(checkpoint_every, load.stall_s, restart, every, failures=args.failures)
+        assert abs(mean - formula) < 5 * error + 1e-4, (checkpoint_every, mean, formula, error)
+        waiting = goodput(checkpoint_every, load.written_s, restart, every)
+        told = {best: " best", best_waiting: " best if it waits"}.get(checkpoint_every, "")
+        print(f"{checkpoint_every:10.0f} s{formula:10.3%}{mean:12.3%} +- {error:.3%}{waiting:10.3%}{told}")
 
 
 def main() -> None:

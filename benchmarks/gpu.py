@@ -9,11 +9,11 @@ part writes a JSON file into the folder; goals of all files that lie there are t
 exit code.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from rich.console import Console
 
 from mae.bench.data import DataBench, jpegs_in, run_data_bench
 from mae.bench.end_to_end import EndToEnd, run_end_to_end_bench
+from mae.bench.report import script_parser
 from mae.bench.step import StepBench, run_step_bench
-from mae.config import PretrainConfig
-from mae.data.packing import pack
-from mae.pretraining.measure import give_back
+from mae.config import RunConfig
+from mae.data.packs.writer import pack
+from mae.pretraining.estimate.profile import give_back
 from mae.training.device import choose_device
 
 BASE, LARGE = "mae_vit_base_patch16", "mae_vit_large_patch16"
@@ -35,7 +36,7 @@ COPIES = 10
 PARTS = ("step", "data", "end-to-end", "growth", "tokens")
 
 
-def step(args: argparse.Namespace, console: Console) -> None:
+def step(args: Namespace, console: Console) -> None:
     for name in (BASE, LARGE):
         bench = StepBench(
             models=(name,), decoders=("self", "cross", "cross:0.3333"), device=args.device, batch_size=BATCH[name],
@@ -44,11 +45,11 @@ def step(args: argparse.Namespace, console: Console) -> None:
         run_step_bench(bench, console)
 
 
-def data(args: argparse.Namespace, console: Console) -> None:
+def data(args: Namespace, console: Console) -> None:
     run_data_bench(DataBench(source=str(args.photos), out=args.out / "data.json"), console)
 
 
-def end_to_end(args: argparse.Namespace, console: Console) -> None:
+def end_to_end(args: Namespace, console: Console) -> None:
     files, packed = args.out / "files", args.out / "packed"
     if not files.exists():
         begun = args.out / "files-begun"
@@ -60,20 +61,20 @@ def end_to_end(args: argparse.Namespace, console: Console) -> None:
     if not packed.exists():
         pack(files, packed)
     for name, source in ((LARGE, files), (BASE, packed)):
-        config = PretrainConfig(source=str(source), model=name, batch_size=BATCH[name], lr=1e-4, device=args.device)
+        config = RunConfig.of(source=str(source), model=name, batch_size=BATCH[name], lr=1e-4, device=args.device)
         bench = EndToEnd(seconds=90, from_files=True, json=args.out / f"end-to-end-{name}.json")
         run_end_to_end_bench(bench, config, console)
 
 
-def growth(args: argparse.Namespace, console: Console) -> None:
+def growth(args: Namespace, console: Console) -> None:
     _beside("growth.py", args)
 
 
-def tokens(args: argparse.Namespace, console: Console) -> None:
+def tokens(args: Namespace, console: Console) -> None:
     _beside("tokens.py", args, "--model", LARGE, "--batch-size", "256")
 
 
-def _beside(script: str, args: argparse.Namespace, *more: str) -> None:
+def _beside(script: str, args: Namespace, *more: str) -> None:
     """Another benchmark of this folder."""
     give_back(choose_device(args.device))  # what this process holds would be taken from the other's
     path, out = Path(__file__).with_name(script), args.out / f"{Path(script).stem}.json"
@@ -113,7 +114,7 @@ def goals(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, figures=False)
     parser.add_argument("photos", type=Path, help="a folder of JPEGs")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the figures")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)

@@ -9,11 +9,8 @@ time, until the first batch is known. Exponents are slopes of a straight line th
 as the square. They are told over all points, and over the last three, where what every step costs anyhow weighs less.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
@@ -21,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mae.bench.report import machine, markdown_row, script_parser, write_figures
 from mae.bench.step import OwnStep
-from mae.data.order import AllBut, FullShuffle, RankOrder
-from mae.evaluation.record import hardware, versions
+from mae.data.loading.sampler import AllBut, FullShuffle, RankOrder
+from mae.models.presets import create_model
 from mae.models.summary import summarise
-from mae.models.zoo import create_model
-from mae.pretraining.measure import PeakMemory
+from mae.pretraining.estimate.profile import PeakMemory
 from mae.training.device import choose_device, choose_precision, keep_freed_memory
 
 SIDES = (64, 96, 128, 192, 256, 384)
@@ -102,10 +99,9 @@ def order(entries: float) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--turns", type=int, default=5, help="steps timed at each place")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     device = choose_device(args.device)
     if device.type == "cpu":
@@ -136,10 +132,8 @@ def main() -> None:
         print(f"\n{what}: exponent of time {time:.2f}, of memory {memory:.2f}")
         print(f"over the last {LAST}: {late_time:.2f} and {late_memory:.2f}")
         for place, seconds, gigabytes in zip(growth.place, growth.seconds, growth.gigabytes, strict=True):
-            print(f"| {place:,.4g} | {seconds:.4g} s | {gigabytes:.3f} GB |")
-    if args.out is not None:
-        record = {"machine": {**hardware(device), **versions()}, "growth": [asdict(growth) for growth in found]}
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+            print(markdown_row([f"{place:,.4g}", f"{seconds:.4g} s", f"{gigabytes:.3f} GB"]))
+    write_figures(args.out, {"machine": machine(device), "growth": [asdict(growth) for growth in found]})
 
 
 if __name__ == "__main__":

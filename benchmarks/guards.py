@@ -1,35 +1,46 @@
-"""What watching a run costs: steps of the engine with its guards beside steps without them, in one process.
+"""The cost of a run's guards: steps of the engine with them against steps without, in one process.
 
     python benchmarks/guards.py
     python benchmarks/guards.py --model mae_vit_base_patch16_dec512d8b --device cuda --batch-size 256
 
-With: each step is judged finite or not, counted, left out where it is not, and every row of the log is shown to the
-signs of a run that goes wrong. Without: the optimizer steps, and rows are made for nobody. Both train the same weights
+With: each step is checked to be finite, counted, skipped where it is not, and every row of the log goes to the health
+checks. Without: the optimizer steps, and nobody reads the rows. Both train the same weights
 on the same images and take turns; the ratio is taken turn by turn. Held-out loss, label-free numbers and checkpoints
 are not in it: they are work of their own, done a few times a run.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from mae.bench.turns import timed
-from mae.models.zoo import create_model
+from mae.bench.report import machine, script_parser, write_figures
+from mae.bench.timing import ratios, time_interleaved, timed
+from mae.models.presets import create_model
 from mae.training.distributed import World
-from mae.training.engine import Trainer, TrainingSettings
-from mae.training.health import Collapse, DataWait, GradientGrowth, Health, LossSpike, NoBetterThanMean, Overfitting
+from mae.training.engine import Trainer
 from mae.training.optimizer import make_optimizer
+from mae.training.resilience.health import (
+    Collapse,
+    DataWait,
+    GradientGrowth,
+    Health,
+    LossSpike,
+    NoBetterThanMean,
+    Overfitting,
+)
 from mae.training.schedule import WarmupCosine
+from mae.training.settings import CheckpointSpec, TrainingSettings
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="mae_vit_lesson_patch4", help="a name of mae.models.zoo")
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__)
+    parser.add_argument("--model", default="mae_vit_lesson_patch4", help="a name of mae.models.presets")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda runs under bfloat16 autocast")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step")
     parser.add_argument("--turns", type=int, default=40, help="how often each is timed")
@@ -37,11 +48,11 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_turn(args: argparse.Namespace, folder: Path, *, guarded: bool) -> Callable[[], None]:
+def make_turn(args: Namespace, folder: Path, *, guarded: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     model = create_model(args.model).to(args.device)
     assert model.config is not None
-    images = torch.randn(args.batch_size, model.config.in_chans, *model.config.img_size, device=args.device)
+    images = torch.randn(args.batch_size, model.config.layout.channels, *model.config.layout.size, device=args.device)
     plan = model.masking.plan(model.encoder.grid, torch.arange(args.batch_size, device=args.device))
 
     def batches(step: int) -> Generator[Mapping[str, Any], None, None]:
@@ -56,15 +67,16 @@ def make_turn(args: argparse.Namespace, folder: Path, *, guarded: bool) -> Calla
         settings=TrainingSettings(
             total_steps=10**6, batch_size=args.batch_size, accumulate=1, clip_grad=1.0, log_every=args.steps,
             schedule=WarmupCosine(peak=1e-4, floor=0.0, warmup_samples=0, total_samples=10**9),
-            precision="bf16" if args.device == "cuda" else "fp32", save_every=None,
+            precision="bf16" if args.device == "cuda" else "fp32", checkpoint_every=None,
         ),
-        folder=folder, identity={}, metadata=lambda module: {}, device=device, world=World(),
+        checkpoints=CheckpointSpec(folder=folder, identity={}, metadata=lambda module: {}),
+        device=device, world=World(),
     )  # fmt: skip
     signs = [LossSpike(), GradientGrowth(after=0), DataWait(str), Overfitting(), Collapse()]
     observers = [Health([*signs, NoBetterThanMean(baseline=1e9, after=0)], [])] if guarded else []
     if not guarded:
         whole = torch.tensor(True, device=device)
-        trainer._judged = lambda loss, norm: whole  # type: ignore[method-assign]
+        trainer._all_finite = lambda loss, norm: whole  # type: ignore[method-assign]
         trainer._update = lambda finite: trainer.optimizer.step()  # type: ignore[method-assign]
     stream = batches(0)
 
@@ -72,9 +84,9 @@ def make_turn(args: argparse.Namespace, folder: Path, *, guarded: bool) -> Calla
         for _ in range(args.steps):
             trainer._train_step(stream)
             if guarded and args.device == "cpu":
-                trainer._heed_broken_steps(observers)
+                trainer._check_nonfinite_steps(observers)
         if guarded and args.device != "cpu":
-            trainer._heed_broken_steps(observers)
+            trainer._check_nonfinite_steps(observers)
         trainer._log(observers)
 
     return turn
@@ -82,19 +94,15 @@ def make_turn(args: argparse.Namespace, folder: Path, *, guarded: bool) -> Calla
 
 def main() -> None:
     args = parse_args()
+    device = torch.device(args.device)
     with TemporaryDirectory() as folder:
         turns = {guarded: make_turn(args, Path(folder), guarded=guarded) for guarded in (False, True)}
-        for turn in turns.values():
-            turn()
-        ratios, seconds = [], []
-        for number in range(args.turns):
-            order = (False, True) if number % 2 == 0 else (True, False)
-            took = {guarded: timed(turns[guarded], device) for guarded in order}
-            ratios.append(took[True] / took[False])
-            seconds.append(took[False] / args.steps)
-    low, middle, high = quantiles(ratios, n=4)
+        ways = {name: partial(timed, turns[guarded], device) for name, guarded in (("without", False), ("with", True))}
+        seconds = time_interleaved(ways, turns=args.turns, warm_ups=1)
+    ratio, step = ratios(seconds["with"], seconds["without"]), median(seconds["without"]) / args.steps
     print(f"{args.model}, batch {args.batch_size}, {args.device}, {torch.get_num_threads()} thread(s)")
-    print(f"a step without {1e3 * median(seconds):.1f} ms; with / without {middle:.4f} ({low:.4f}-{high:.4f})")
+    print(f"a step without {1e3 * step:.1f} ms; with / without {ratio.text(4)}")
+    write_figures(args.out, {"machine": machine(device), "model": args.model, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ After one to three kills the run goes on to its end, and its weights must be tho
 Libraries are imported once; every process is a fork of that, so a kill takes seconds.
 """
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -38,8 +37,11 @@ from safetensors.torch import load_file
 from sklearn.utils import Bunch
 
 import mae
-from mae.data.loaders import TrainingLoader
-from mae.pretraining import monitor, narrate, parts
+from mae.bench.report import machine, markdown_row, script_parser, write_figures
+from mae.data.loading.loader import TrainingLoader
+from mae.pretraining import build as parts
+from mae.pretraining import summary as narrate
+from mae.pretraining.watch import online_eval as monitor
 from mae.training import checkpoint
 from mae.training.engine import Trainer
 from mae.training.run_folder import find_weights
@@ -50,7 +52,8 @@ torch.set_num_threads(1)
 STEPS, SAVE_EVERY, BATCH = 12, 2, 16
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
-    "batch_size": BATCH, "steps": STEPS, "save_every": SAVE_EVERY, "device": "cpu", "workers": 0, "skip_doctor": True,
+    "batch_size": BATCH, "steps": STEPS, "checkpoint_every": SAVE_EVERY, "device": "cpu",
+    "workers": 0, "doctor": False,
     "held_out": 0.0, "decoder_depth": 1, "precision": "fp32",
 }  # fmt: skip
 PHASES = (
@@ -104,7 +107,7 @@ def light() -> None:
     digits = sklearn.datasets.load_digits()
     few = Bunch(images=digits.images[:200], target=digits.target[:200])
     sklearn.datasets.load_digits = lambda: few
-    parts.draw_panels = lambda *args, **options: None
+    parts.reconstruct = parts.draw_panels = lambda *args, **options: None
     narrate.draw_curve = lambda *args, **options: None
     for name, count in {"LABEL_FREE": 8, "VIEWED": 4, "TRAIN": 8, "TEST": 8}.items():
         setattr(monitor, f"_{name}_IMAGES", count)
@@ -115,7 +118,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(kill: Kill) -> None:
+def variant(kill: Kill) -> None:
     """Have this process die in a phase; called in the process itself."""
 
     def fatal(owner: Any, name: str, *, at: int, before: bool = True) -> None:
@@ -143,7 +146,7 @@ def arm(kill: Kill) -> None:
         Trainer._clip = wrapped  # type: ignore[method-assign]
 
     saves = kill.after // SAVE_EVERY
-    arms: dict[str, Callable[[], None]] = {
+    variants: dict[str, Callable[[], None]] = {
         ASKED: ask,
         "mid-step": lambda: fatal(Trainer, "_clip", at=kill.after),
         "data fetch": lambda: fatal(TrainingLoader, "_joined", at=kill.after),
@@ -153,7 +156,7 @@ def arm(kill: Kill) -> None:
         "after commit": lambda: fatal(checkpoint, "commit", at=saves, before=False),
         "prune": lambda: fatal(checkpoint, "_is_kept", at=max(saves - 2, 0), before=False),
     }
-    arms.get(kill.phase, lambda: None)()
+    variants.get(kill.phase, lambda: None)()
 
 
 def train(folder: Path, case: Case, rank: int, port: int, kill: Kill | None, ids: Path | None) -> None:
@@ -169,7 +172,7 @@ def train(folder: Path, case: Case, rank: int, port: int, kill: Kill | None, ids
         }  # fmt: skip
     light()
     if kill is not None and rank == kill.rank:
-        arm(kill)
+        variant(kill)
     if ids is not None:
         _record_ids(ids, rank)
     code = 1
@@ -189,7 +192,7 @@ def _record_ids(folder: Path, rank: int) -> None:
 
     def iterate(loader: TrainingLoader, start: int) -> Iterator[Any]:
         for step, batch in enumerate(original(loader, start), start=start):
-            if loader.batch_size == BATCH:  # the yardsticks are measured on others
+            if loader.batch_size == BATCH:  # the baselines are measured on others
                 (folder / f"{step:04d}-{rank}.json").write_text(json.dumps([batch.ids.tolist(), batch.keys.tolist()]))
             yield batch
 
@@ -346,27 +349,23 @@ def temporary(kept: Path | None) -> Iterator[Path]:
 
 def as_table(found: dict[str, Any]) -> str:
     """The matrix as Markdown."""
-    lines = ["| | " + " | ".join(PHASES) + " |", "|---|" + "---|" * len(PHASES)]
-    for name, row in found["table"].items():
-        lines.append(f"| {name} | " + " | ".join(str(row[phase]) for phase in PHASES) + " |")
-    return "\n".join(lines)
+    rows = [(name, *(row[phase] for phase in PHASES)) for name, row in found["table"].items()]
+    return "\n".join(map(markdown_row, [("", *PHASES), ["---"] * (1 + len(PHASES)), *rows]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the runs here")
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
     began = time.monotonic()
     with temporary(args.folder) as folder:
         found = {"world": changing_world(folder), **run_matrix(folder, kills=args.kills, seed=args.seed)}
-    found |= {"seconds": round(time.monotonic() - began), "torch": torch.__version__}
+    found |= {"seconds": round(time.monotonic() - began), "machine": machine(torch.device("cpu"))}
     print(as_table(found))
     print(json.dumps({name: value for name, value in found.items() if name != "table"}, indent=2))
-    if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=2) + "\n")
+    write_figures(args.out, found)
     if found["wrong"] or not found["world"]["ids_equal"]:
         raise SystemExit(1)
 

@@ -1,4 +1,4 @@
-"""Writes the table of model sizes into docs/models.md; counted, nothing typed by hand.
+"""Writes the table of model sizes into docs/method/models.md; counted, nothing typed by hand.
 
 python benchmarks/model_table.py            # rewrites the table
 python benchmarks/model_table.py --check    # exits with 1 if the table is out of date
@@ -7,12 +7,10 @@ python benchmarks/model_table.py --check    # exits with 1 if the table is out o
 import argparse
 from pathlib import Path
 
-import torch
-
+from mae.models.presets import ALIASES, list_models, model_config
 from mae.models.summary import summarise
-from mae.models.zoo import ALIASES, create_model, list_models
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "method" / "models.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 HEADER = """\
 | name (short name) | image, patch | encoder | decoder | parameters: encoder + decoder = total | \
@@ -27,16 +25,14 @@ def table() -> str:
 
 
 def row(name: str) -> str:
-    with torch.device("meta"):
-        config = create_model(name).config
-    assert config is not None
-    cost = summarise(config)
+    config = model_config(name)
+    encoder, decoder, cost = config.encoder, config.decoder, summarise(config)
     short = ", ".join(f"`{alias}`" for alias, target in ALIASES.items() if target == name)
     cells = (
         f"`{name}`" + (f" ({short})" if short else ""),
-        f"{config.img_size[0]} px, {config.patch_size[0]} px",
-        f"{config.embed_dim} wide, {config.depth} blocks, {config.num_heads} heads",
-        f"{config.decoder_embed_dim} wide, {config.decoder_depth} blocks, {config.decoder_num_heads} heads",
+        f"{config.layout.size[0]} px, {config.layout.patch[0]} px",
+        f"{encoder.embed_dim} wide, {encoder.depth} blocks, {encoder.num_heads} heads",
+        f"{decoder.embed_dim} wide, {decoder.depth} blocks, {decoder.num_heads} heads",
         f"{cost.encoder_params / 1e6:.2f} M + {cost.decoder_params / 1e6:.2f} M = {cost.params / 1e6:.2f} M",
         *(f"{f / 1e9:.2f} G" for f in (cost.encoder_flops, cost.decoder_flops, cost.step_flops, cost.encode_flops)),
     )

@@ -6,23 +6,24 @@
 All variants hold the same weights and see the same images; a step draws the mask, runs forward and backward and takes
 one AdamW step. They take turns in one process, and every ratio is taken turn by turn to the plain step of that turn.
 
-The two loss terms are timed at the plain model's mask ratio. The curriculum hides less at first, so its steps encode
+The two loss terms are timed at the plain model's mask ratio. The curriculum masks less at first, so its steps encode
 more patches: the improved step is timed at each of the schedule's ratios, and `whole run` is their mean over a run of
 so many epochs.
 """
 
-import argparse
-import json
+from argparse import Namespace
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from statistics import mean, quantiles
+from dataclasses import asdict
+from functools import partial
+from statistics import mean
 from typing import Any
 
 import torch
 
-from mae.bench.turns import timed
-from mae.models.zoo import create_model
-from mae.pretraining.settle import ratio_schedule
+from mae.bench.report import machine, script_parser, write_figures
+from mae.bench.timing import quartiles, time_interleaved, timed
+from mae.models.presets import create_model
+from mae.pretraining.resolve import ratio_schedule
 from mae.recipes.improved import improved
 from mae.training.device import autocast, keep_freed_memory
 
@@ -32,14 +33,13 @@ RUNS = (10, 100, 800)
 STEPS_PER_EPOCH = 100
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="mae_vit_compact_patch16", help="a name of mae.models.zoo")
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__)
+    parser.add_argument("--model", default="mae_vit_compact_patch16", help="a name of mae.models.presets")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda runs under bfloat16 autocast")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step")
     parser.add_argument("--turns", type=int, default=8, help="how often each variant is timed")
     parser.add_argument("--compile", action="store_true", help="compile the models")
-    parser.add_argument("--out", type=Path, help="write the results as JSON here")
     return parser.parse_args()
 
 
@@ -57,15 +57,15 @@ def variants() -> dict[str, tuple[dict[str, Any], float]]:
         PLAIN: ({}, end),
         "laplacian": ({"laplacian": RECIPE.laplacian}, end),
         "uniformity": ({"uniformity": RECIPE.uniformity}, end),
-        **{f"both, {ratio:.5g} hidden": (both, ratio) for ratio in sorted(set(ratios(RUNS[0])), reverse=True)},
+        **{f"both, {ratio:.5g} masked": (both, ratio) for ratio in sorted(set(ratios(RUNS[0])), reverse=True)},
     }
 
 
-def make_step(name: str, options: Mapping[str, Any], ratio: float, args: argparse.Namespace) -> Callable[[], None]:
+def make_step(name: str, options: Mapping[str, Any], ratio: float, args: Namespace) -> Callable[[], None]:
     torch.manual_seed(0)
     model = create_model(name, **options).to(args.device).train()
     assert model.config is not None
-    images = torch.randn(args.batch_size, model.config.in_chans, *model.config.img_size, device=args.device)
+    images = torch.randn(args.batch_size, model.config.layout.channels, *model.config.layout.size, device=args.device)
     keys = torch.arange(args.batch_size, device=args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     grid = model.encoder.grid
@@ -87,25 +87,22 @@ def main() -> None:
     args = parse_args()
     keep_freed_memory()  # as in training
     steps = {name: make_step(args.model, options, ratio, args) for name, (options, ratio) in variants().items()}
-    for step in steps.values():
-        step(), step()
-    turns = []
-    for turn in range(args.turns):
-        names = list(steps) if turn % 2 == 0 else list(reversed(steps))  # neither always runs in the other's wake
-        seconds = {name: timed(steps[name], torch.device(args.device)) for name in names}
-        turns.append({name: seconds[name] / seconds[PLAIN] for name in steps} | {"seconds": seconds[PLAIN]})
+    device = torch.device(args.device)
+    seconds = time_interleaved({name: partial(timed, step, device) for name, step in steps.items()}, turns=args.turns)
+    relative = {name: [a / b for a, b in zip(each, seconds[PLAIN], strict=True)] for name, each in seconds.items()}
     for epochs in RUNS:
-        names = [f"both, {ratio:.5g} hidden" for ratio in ratios(epochs)]
-        for measured in turns:
-            measured[f"whole run of {epochs} epochs"] = mean(measured[name] for name in names)
-    rows = {name: quantiles([measured[name] for measured in turns], n=4) for name in turns[0]}
+        names = [f"both, {ratio:.5g} masked" for ratio in ratios(epochs)]
+        turns = zip(*(relative[name] for name in names), strict=True)
+        relative[f"whole run of {epochs} epochs"] = [mean(turn) for turn in turns]
+    rows = {name: quartiles(values) for name, values in (*relative.items(), ("seconds", seconds[PLAIN]))}
     print(
         f"{args.model}, batch {args.batch_size}, {args.device}, {torch.get_num_threads()} thread(s), {args.turns} turns"
     )
-    for name, (low, middle, high) in rows.items():
-        print(f"{name:<26}{middle:8.3f} ({low:.3f}-{high:.3f})")
-    if args.out:
-        args.out.write_text(json.dumps({"model": args.model, "batch_size": args.batch_size, "rows": rows}, indent=2))
+    for name, each in rows.items():
+        print(f"{name:<26}{each.text(3)}")
+    figures = {name: asdict(each) for name, each in rows.items()}
+    about = {"machine": machine(device), "model": args.model, "batch_size": args.batch_size}
+    write_figures(args.out, {**about, "rows": figures})
 
 
 if __name__ == "__main__":

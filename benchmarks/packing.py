@@ -4,33 +4,36 @@
     OMP_NUM_THREADS=1 python benchmarks/packing.py photos/ --repeats 5 --out packing.json
 
 Each form is packed in turn by one process. Then the files and the packs are loaded in turn, training crops of 224
-pixels in this process, and the passes over a pack are set beside those over the files of the same turn. `sharpness` is
+pixels in this process, and each pack is compared with the files of the same turn. `sharpness` is
 the mean absolute Laplacian of a grey training crop against that of the same crop of the original, the median over all.
 Seconds are those of the processor, which other programs' work does not lengthen as much.
 """
 
-import argparse
-import json
 import os
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 
-from mae.data.augmentation import Augmentation, random_crop_boxes, resized_crop
-from mae.data.base import Source
-from mae.data.images import ImageSet, load_images
-from mae.data.loaders import TrainingLoader
-from mae.data.pack_forms import Kept, PackForm, Raw, ShortSide
-from mae.data.pack_input import PackInput, open_input
-from mae.data.packed import PackSource, open_pack
-from mae.data.packing import pack
-from mae.data.storage import LocalStorage
+from mae.bench.report import machine, markdown_row, script_parser, write_figures
+from mae.bench.timing import quartiles, time_interleaved
+from mae.data.dataset.images import ImageSet, load_images
+from mae.data.dataset.reading import ImageReader
+from mae.data.loading.loader import TrainingLoader
+from mae.data.packs.encodings import Kept, PackForm, Raw, ShortSide
+from mae.data.packs.inputs import PackInput, open_input
+from mae.data.packs.writer import pack
+from mae.data.remote.storage import LocalStorage
+from mae.data.sources.pack import PackSource, open_pack
+from mae.data.sources.source import Source
 from mae.errors import UsageError
+from mae.modalities.images.crop import Augmentation, random_crop_boxes, resized_crop
 from mae.randomness import sample_keys
 
 FORMS: dict[str, PackForm] = {
@@ -48,12 +51,11 @@ SIZE = (224, 224)
 LAPLACIAN = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])[None, None]
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_args() -> Namespace:
+    parser = script_parser(__doc__)
     parser.add_argument("source", type=Path, help="a folder of photographs as they came, or a list of them")
     parser.add_argument("--repeats", type=int, default=5, help="how often each is timed, in turn")
-    parser.add_argument("--epochs", type=int, default=2, help="passes over the images that are timed together")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs that are timed together")
     return parser.parse_args()
 
 
@@ -91,47 +93,41 @@ def kept_sharpness(originals: PackInput, source: PackSource) -> float:
     for index, key in enumerate(originals.keys):
         if key not in places:
             continue
-        before, after = originals.original(index, None).image, source.load(places[key])
+        before, after = originals.original(index, None).image, ImageReader(source=source).load(places[key])
         sides = [torch.tensor([side]) for side in before.shape[:2]]
-        box, _ = random_crop_boxes(sample_keys(0, 0, torch.tensor([index])), *sides, Augmentation())
+        box = random_crop_boxes(sample_keys(0, 0, torch.tensor([index])), *sides, Augmentation())[0]
         scale = torch.tensor([after.shape[0] / before.shape[0], after.shape[1] / before.shape[1]] * 2)
         there = (box[0] * scale).round().long()
         ratios.append(sharpness(after, there) / max(sharpness(before, box[0]), 1e-9))
     return median(ratios)
 
 
-def spread(values: list[float], digits: int) -> str:
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
-
-
 def opened(source: Source) -> ImageSet:
     return load_images(source, in_chans=3, memory_limit=0, max_unreadable=0.01)
 
 
-def measure(args: argparse.Namespace, root: Path) -> dict[str, dict[str, list[float]]]:
+def measure(args: Namespace, root: Path) -> dict[str, dict[str, list[float]]]:
     """The figures of the files and each form."""
     originals = open_input(str(args.source), data_root=Path())
     sources: dict[str, Source] = {FILES: originals.sources[0]}
     files = (originals.original(index, None).data for index in range(len(originals)))
     num_bytes = sum(len(data) for data in files if data is not None)
-    found: dict[str, dict[str, list[float]]] = {FILES: {"load": [], "gain": []}}
+    found: dict[str, dict[str, list[float]]] = {FILES: {}}
     for repeat in range(args.repeats):
         for name, form in FORMS.items():
             place = root / f"{name}-{repeat}"
-            each = found.setdefault(name, {"pack": [], "load": [], "gain": []})
+            each = found.setdefault(name, {"pack": []})
             each["pack"].append(packed(args.source, place, form))
             if repeat == 0:
                 pack_source = open_pack(LocalStorage(root=place), name)
                 sources[name] = pack_source
                 size = sum(tar.num_bytes for tar in pack_source.tars)
                 each.update(size=[size / num_bytes], sharpness=[kept_sharpness(originals, pack_source)])
-    sets = {name: opened(source) for name, source in sources.items()}
-    for images in sets.values():
-        loaded(images, 1)
-    for _ in range(args.repeats):
-        for name, images in sets.items():
-            found[name]["load"].append(loaded(images, args.epochs))
-            found[name]["gain"].append(found[name]["load"][-1] / found[FILES]["load"][-1])
+    ways = {name: partial(loaded, opened(source), args.epochs) for name, source in sources.items()}
+    rates = time_interleaved(ways, turns=args.repeats, warm_ups=1)
+    for name, each in found.items():
+        each["load"] = rates[name]
+        each["gain"] = [one / other for one, other in zip(rates[name], rates[FILES], strict=True)]
     return found
 
 
@@ -146,7 +142,8 @@ def main() -> int:
     except UsageError as error:
         print(f"skipped: {error}")
         return 0
-    sides = [min(originals.sources[0].load(index).shape[:2]) for index in range(min(len(originals), 200))]
+    reader = ImageReader(source=originals.sources[0])
+    sides = [min(reader.load(index).shape[:2]) for index in range(min(len(originals), 200))]
     print(f"{len(originals):,} images, median short side {median(sides):.0f} pixels\n")
     with tempfile.TemporaryDirectory() as root:
         found = measure(args, Path(root))
@@ -154,10 +151,10 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     for name, each in found.items():
         size, crisp = (f"{each[key][0]:.2f}" if key in each else "1" for key in ("size", "sharpness"))
-        packing = spread(each["pack"], 0) if "pack" in each else "–"
-        print(f"| {name} | {size} | {packing} | {spread(each['load'], 0)} | {spread(each['gain'], 2)} | {crisp} |")
-    if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=2) + "\n")
+        packing = quartiles(each["pack"]).text(0) if "pack" in each else "–"
+        load, gain = quartiles(each["load"]).text(0), quartiles(each["gain"]).text(2)
+        print(markdown_row([name, size, packing, load, gain, crisp]))
+    write_figures(args.out, {"machine": machine(torch.device("cpu")), "forms": found})
     return 0
 
 

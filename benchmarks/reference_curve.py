@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from mae import records
+from mae.config import RunConfig
 from mae.errors import UsageError
 from mae.recipes.reference import MOST_POINTS, ReferenceCurve, kept_config
 from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
 from mae.version import __version__
 
-_FILES = ("config", "data", "summary")
 _OF_EACH_RUN = ("seed", "out")
 
 
@@ -40,9 +40,10 @@ def reference_curve(folders: Sequence[Path], *, hardware: str) -> ReferenceCurve
     for run in runs:
         if not (run.holds_run and run.summary.is_file()):
             raise UsageError(f"{run.root} holds no finished run; give run folders that hold a {run.summary.name}")
-    configs, found, ends = ([records.read_json(getattr(run, kind)) for run in runs] for kind in _FILES)
-    for folder, config, data in zip(folders, configs, found, strict=True):
-        first = configs[0]
+    configs = [RunConfig.read(run.config) for run in runs]
+    found, ends = ([records.read_json(getattr(run, kind)) for run in runs] for kind in ("data", "summary"))
+    first = configs[0].flat()
+    for folder, config, data in zip(folders, map(RunConfig.flat, configs), found, strict=True):
         other = [name for name in {**first, **config} if first.get(name) != config.get(name)]
         other = [name for name in other if name not in _OF_EACH_RUN]
         other += ["images"] if data["fingerprint"] != found[0]["fingerprint"] else []
@@ -58,7 +59,7 @@ def reference_curve(folders: Sequence[Path], *, hardware: str) -> ReferenceCurve
         config=kept_config(configs[0]),
         images=found[0]["images"],
         fingerprint=found[0]["fingerprint"],
-        seeds=tuple(config["seed"] for config in configs),
+        seeds=tuple(config.optim.seed for config in configs),
         samples=tuple(samples.tolist()),
         loss=_rounded(losses.mean(axis=0)),
         deviation=_rounded(losses.std(axis=0, ddof=1)),

@@ -2,7 +2,7 @@
 
     python benchmarks/subset.py cifar10.zip cifar10-part.zip --train 1000 --test 500
 
-The zip holds `train/CLASS/…` and `test/CLASS/…`; the part is what the studies in docs/studies.md were made on.
+The zip holds `train/CLASS/…` and `test/CLASS/…`; the part is what the studies in docs/results/studies.md were made on.
 """
 
 import argparse

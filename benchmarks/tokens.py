@@ -8,18 +8,14 @@ a number that is no multiple of 8 or 16 costs nothing but its own tokens; were i
 sequence up to 64 would be faster.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 from rich.console import Console
 
-from mae.bench.turns import ratios, spread, take_turns, timed
-from mae.evaluation.record import hardware, versions
-from mae.models.encoder import MAEEncoder
-from mae.models.zoo import create_model
-from mae.records import write_json
-from mae.report.tables import show_grid
+from mae.bench.report import machine, script_parser, write_figures
+from mae.bench.timing import quartiles, ratios, time_interleaved, timed
+from mae.encoders.vit import MAEEncoder
+from mae.models.presets import create_model
+from mae.report.terminal.tables import show_grid
 from mae.training.device import autocast, choose_device, choose_precision, keep_freed_memory
 
 TOKENS = (48, 49, 50, 56, 64)
@@ -33,13 +29,12 @@ def through(encoder: MAEEncoder, tokens: torch.Tensor, precision: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--model", default="mae_vit_compact_patch16")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = choose_device(args.device)
     precision = choose_precision(args.precision, device)
@@ -50,16 +45,17 @@ def main() -> None:
     for count in TOKENS:
         tokens = torch.randn(args.batch_size, count, encoder.embed_dim, device=device, requires_grad=True)
         ways[str(count)] = lambda tokens=tokens: timed(lambda: through(encoder, tokens, precision), device)
-    seconds = take_turns(ways, seconds=args.seconds)
+    seconds = time_interleaved(ways, seconds=args.seconds)
     a_token = {name: [value / int(name) for value in values] for name, values in seconds.items()}
     beside = {name: ratios(values, a_token["64"]) for name, values in a_token.items()}
     title = f"{args.model}, batches of {args.batch_size}, {device}, {precision}"
-    rows = [(name, spread([1e3 * value for value in seconds[name]]).text(1), beside[name].text(3)) for name in seconds]
+    rows = [
+        (name, quartiles([1e3 * value for value in seconds[name]]).text(1), beside[name].text(3)) for name in seconds
+    ]
     show_grid(Console(width=120), title, ["tokens", "milliseconds", "a token, beside one of 64"], rows)
-    if args.out is not None:
-        machine = {**hardware(device), **versions(), "precision": precision}
-        medians = {name: each.median for name, each in beside.items()}
-        write_json(args.out, {"machine": machine, "model": args.model, "seconds": seconds, "a_token": medians})
+    medians = {name: each.median for name, each in beside.items()}
+    about = {**machine(device), "precision": precision}
+    write_figures(args.out, {"machine": about, "model": args.model, "seconds": seconds, "a_token": medians})
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ HOSTS = {"mae-a": "10.77.0.1", "mae-b": "10.77.0.2"}
 _SILENCE = 20
 """Seconds after which a silent process counts as lost."""
 _OPTIONS = (
-    "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 64 --steps 300 --save-every 10 "
-    "--device cpu --workers 0 --skip-doctor"
+    "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 64 --steps 300 --checkpoint-every 10 "
+    "--device cpu --workers 0 --no-doctor"
 ).split()
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from mae.interop import answer, export
+from mae.interop.exports import export
+from mae.interop.exports import roundtrip as answer
 
 
 def answer_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command is carried out, and not started; `tests/interop/test_export.py` starts it."""
+    """The command is carried out, and not started; `tests/interop/exports/test_export.py` starts it."""
 
     def run(command: list[str], **given: Any) -> SimpleNamespace:
         assert command[1:3] == ["-m", answer.__name__]

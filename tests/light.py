@@ -16,7 +16,7 @@ _FEW_DIGITS = 400
 
 def without_doctor(patch: pytest.MonkeyPatch) -> None:
     """Runs begin without the doctor's checks, which take seconds."""
-    doctor = import_module("mae.pretraining.doctor")
+    doctor = import_module("mae.pretraining.checks.doctor")
     found = doctor.Diagnosis(findings=(), seconds=0.0)
     patch.setattr("mae.pretraining.run.examine", lambda prepared, model: found)
 
@@ -34,14 +34,15 @@ def in_float32(patch: pytest.MonkeyPatch) -> None:
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Runs draw nothing: drawing takes longer than a tiny run."""
-    patch.setattr("mae.pretraining.parts.draw_panels", lambda *args, **options: None)
-    patch.setattr("mae.pretraining.narrate.draw_curve", lambda *args, **options: None)
+    for name in ("reconstruct", "draw_panels"):
+        patch.setattr(f"mae.pretraining.build.{name}", lambda *args, **options: None)
+    patch.setattr("mae.pretraining.summary.draw_curve", lambda *args, **options: None)
 
 
 def few_looks(patch: pytest.MonkeyPatch) -> None:
     """Runs look at the features of few images."""
     for name, count in WATCHED.items():
-        patch.setattr(f"mae.pretraining.monitor._{name}_IMAGES", count)
+        patch.setattr(f"mae.pretraining.watch.online_eval._{name}_IMAGES", count)
 
 
 @contextmanager
@@ -55,12 +56,13 @@ def light_runs() -> Iterator[None]:
 
 def little_measuring(patch: pytest.MonkeyPatch) -> None:
     """What doctor and plan time is timed less long, and fewer steps show whether one batch overfits."""
-    for name in ("doctor._STEP_SECONDS", "doctor._LOADING_SECONDS", "doctor._DATA_SECONDS",
-                 "plan._PROBE_SECONDS", "plan._STEP_SECONDS", "plan._LOADING_SECONDS"):  # fmt: skip
+    for name in ("checks.doctor._STEP_SECONDS", "checks.doctor._LOADING_SECONDS", "checks.doctor._DATA_SECONDS",
+                 "estimate.estimate._PROBE_SECONDS", "estimate.estimate._STEP_SECONDS",
+                 "estimate.estimate._LOADING_SECONDS"):  # fmt: skip
         patch.setattr(f"mae.pretraining.{name}", 0.1)
-    patch.setattr("mae.pretraining.model_checks._OVERFIT_STEPS", 12)
+    patch.setattr("mae.pretraining.checks.model._OVERFIT_STEPS", 12)
 
 
 def forget_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """No set fits in memory from now on, so that what is broken is met only when it is read."""
-    monkeypatch.setattr("mae.data.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    monkeypatch.setattr("mae.data.dataset.images.psutil.virtual_memory", lambda: SimpleNamespace(available=0))

@@ -17,7 +17,7 @@ WORDS = {"on": "True", "off": "False", "none": "None"}
 
 def sections() -> Iterator[tuple[str, str, list[list[str]]]]:
     """Page, command and rows of each section whose heading ends in a command."""
-    for page in sorted(DOCS.glob("coming-from-*.md")):
+    for page in sorted((DOCS / "coming-from").glob("*.md")):
         for section in page.read_text().split("\n## ")[1:]:
             heading, _, body = section.partition("\n")
             if command := re.search(r": `mae (.+)`$", heading):
@@ -35,7 +35,7 @@ def defaults(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
         told = re.search(r"\(default: ([^)]*)\)", " ".join(entry.replace("│", " ").split()))
         found |= dict.fromkeys(names, told[1] if told else "")
     if command == "pretrain":
-        recipe = vars(recipe_config("default"))
+        recipe = recipe_config("default").flat()
         found |= {f"--{name.replace('_', '-')}": typed(value) for name, value in recipe.items() if value is not None}
     return found
 
@@ -53,7 +53,7 @@ def same(told: str, default: str) -> bool:
     told = WORDS.get(told, told)
     with suppress(ValueError):
         return float(told) == float(default)
-    return told == begins(default)
+    return told == WORDS.get(begins(default), begins(default))
 
 
 @pytest.mark.parametrize(("page", "command", "rows"), [pytest.param(*found, id=found[1]) for found in sections()])

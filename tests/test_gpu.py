@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mae
-from mae.pretraining.parts import fresh_model, make_trainer
-from mae.pretraining.settle import prepare
+from mae.pretraining.build import fresh_model, make_trainer
+from mae.pretraining.resolve import prepare_run
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 from mae.training.log import loss_rows, read_rows
@@ -41,7 +41,7 @@ def test_the_loss_is_that_of_the_cpu(precision: str, tolerance: float, tmp_path:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_resume_goes_on_where_it_was(precision: str, tmp_path: Path):
-    options = {**OPTIONS, "device": "cuda", "precision": precision, "save_every": 5}
+    options = {**OPTIONS, "device": "cuda", "precision": precision, "checkpoint_every": 5}
     mae.pretrain("builtin:digits", out=tmp_path / "through", **options)
     mae.pretrain("builtin:digits", out=tmp_path / "cut", **options)
     newest = tmp_path / "cut" / "checkpoints" / "step-00000012" / "manifest.json"
@@ -59,7 +59,7 @@ def test_compiled(tmp_path: Path):
 def test_no_step_waits_for_the_device(tmp_path: Path):
     options = {**OPTIONS, "source": "builtin:digits", "device": "cuda", "workers": 0, "out": str(tmp_path / "run")}
     del options["quiet"]
-    prepared = prepare(recipe_config("fast").override(options), None, torch.device("cuda"), World(), resume=False)
+    prepared = prepare_run(recipe_config("fast").override(options), None, torch.device("cuda"), World(), resume=False)
     trainer = make_trainer(prepared, fresh_model(prepared))
     with closing(trainer.batches(0)) as batches:
         there = iter(list(islice(batches, 4)))

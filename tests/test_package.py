@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mae
+from mae.core.kinds import ROOMS
 
 ROOT = Path(mae.__file__).parent
 MODULES = sorted(
@@ -57,16 +58,24 @@ def in_fresh_python(code: str) -> str:
 
 @pytest.mark.parametrize("command", ["", "pretrain", "plan", "doctor", "watch", "evaluate", "list", "show", "demo"])
 def test_help_needs_no_torch(command: str):
-    """Help must answer in under a second; loading PyTorch alone takes longer."""
-    args = [command, "--help"] if command else ["--help"]
+    """Help must answer in under a fifth of a second; loading PyTorch alone takes longer, pydantic half of it."""
+    assert answered([[command, "--help"] if command else ["--help"]]) == ["True"]
+
+
+def test_lists_of_components_need_no_torch():
+    assert answered([*(["list", room] for room in ROOMS), ["show", "mask", "block"]]) == ["True"]
+
+
+def answered(commands: list[list[str]]) -> list[str]:
+    """Whether something was printed, and what was imported that is slow."""
     code = (
         "import sys, contextlib, io\n"
         "from mae.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):\n"
-        f"    main({args!r})\n"
-        "print('usage' in shown.getvalue(), 'torch' in sys.modules, 'matplotlib' in sys.modules)"
+        f"    [main(args) for args in {commands!r}]\n"
+        "print(bool(shown.getvalue()), *{'torch', 'matplotlib', 'pydantic'} & sys.modules.keys())"
     )
-    assert in_fresh_python(code).split() == ["True", "False", "False"]
+    return in_fresh_python(code).split()
 
 
 def test_importing_changes_nothing_global():
@@ -81,6 +90,6 @@ def test_importing_changes_nothing_global():
 
 
 def test_pretraining_knows_no_labels():
-    asked = {field.name for field in fields(mae.PretrainConfig)} | set(signature(mae.pretrain).parameters)
+    asked = {field.name for field in fields(mae.RunConfig)} | set(signature(mae.pretrain).parameters)
     # `monitor` lends labelled images to look at: see tests/pretraining/test_monitor.py for what never reaches training.
     assert not [name for name in asked if "label" in name or "class" in name or "supervis" in name]

@@ -2,7 +2,7 @@
 
 import torch
 
-from mae.types import MAEOutput, MaskPlan
+from mae.core.types import MAEOutput, MaskPlan
 
 
 def make_plan() -> MaskPlan:

@@ -1,24 +1,346 @@
-"""One frozen record of everything a pre-training run is told; to and from JSON.
+"""`RunConfig`: everything a pre-training run is told, in groups; to and from JSON.
 
-Fields that are None are chosen to suit the source and the machine when the run starts; the run folder's
-`config.json` holds what was chosen, so the run can be repeated from that file alone. No PyTorch here: the
-command line reads this to print its help.
+Options that are None are chosen to suit the source and the machine when the run starts; the run folder's `config.json`
+holds what was chosen, so the run can be repeated from that file alone. No PyTorch here: the command line reads this to
+print its help.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from math import inf
-from numbers import Integral
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from annotated_types import Ge, Le, Lt
 
 from mae import records
+from mae.core.component import Count, Metavar, NotNegative, Positive, Share, ShareOfAll, check_options
+from mae.core.method import SLOTS, MethodConfig, checked_options, flat_defaults, flat_json
 from mae.credentials import concealed
 from mae.errors import UsageError
-from mae.models.config import Decoder, Loss, UniformityForm, pair
 from mae.options import shown
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Optimizer = Literal["adamw", "muon"]
+Statistics = Literal["data", "imagenet", "model"]
+
+_Beta = Annotated[float, Ge(0), Lt(1)]
+_TOP = ("source", "recipe", "model", "init_from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Options that belong together, each checked by its type."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            records.check_text(getattr(self, each.name), name=as_flag(each.name))
+        check_options(self, name=as_flag)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(_Group):
+    """Which images a run trains on, and how they are cropped."""
+
+    crop_scale: Annotated[tuple[ShareOfAll, ShareOfAll], tyro.conf.arg(metavar="MIN MAX")] = (0.2, 1.0)
+    """Area of the smallest and of the largest crop, as fractions of the image's."""
+    repeated_aug: Count = 1
+    """Crops made of an image whenever it is decoded; an epoch then has as many times the steps."""
+    statistics: Statistics = "data"
+    """Channel mean and std: measured on the data, ImageNet's, or those of --init-from."""
+    held_out: Annotated[float, Ge(0), Le(0.5), Metavar("FRACTION")] = 0.02
+    """Fraction of the images, 2,000 at most, never trained on: their loss shows overfitting."""
+    max_unreadable: Annotated[float, Ge(0), Lt(1), Metavar("FRACTION")] = 0.001
+    """Fraction of unreadable images above which the run stops."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.crop_scale[0] > self.crop_scale[1]:
+            raise UsageError(f"--crop-scale is {self.crop_scale}; expected the smaller one first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(_Group):
+    """How the model is trained."""
+
+    epochs: Annotated[Positive | None, shown("100, unless --steps is given", "E")] = None
+    """Epochs."""
+    steps: Annotated[Count | None, shown("from --epochs", "S")] = None
+    """Optimizer steps, instead of --epochs."""
+    batch_size: Annotated[Count | None, shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
+    """Images per optimizer step, over all processes and micro-batches."""
+    lr: Annotated[Positive | None, shown("from --base-lr", "RATE")] = None
+    """Peak learning rate, not scaled."""
+    base_lr: Annotated[Positive | None, shown("none", "RATE")] = None
+    """Peak learning rate for a batch of 256; scaled linearly with the batch."""
+    min_lr: Annotated[NotNegative, Metavar("RATE")] = 0.0
+    """Learning rate at the end of the cosine schedule."""
+    warmup_epochs: Annotated[NotNegative | None, shown("a tenth of the run", "E")] = None
+    """Epochs of linear warm-up."""
+    optimizer: Optimizer = "adamw"
+    """muon: orthogonalised steps for matrices inside blocks, AdamW for the rest."""
+    weight_decay: Annotated[NotNegative, Metavar("DECAY")] = 0.05
+    """Weight decay, not on biases and norms."""
+    betas: Annotated[tuple[_Beta, _Beta], tyro.conf.arg(metavar="BETA1 BETA2")] = (0.9, 0.95)
+    """AdamW's betas."""
+    clip_grad: Annotated[Positive | None, shown("None", "NORM|None")] = 1.0
+    """Largest norm of the gradient; None: no clipping."""
+    mask_schedule: Literal["const", "linear", "cosine", "random"] = "const"
+    """Mask-ratio schedule: constant, linear or cosine ramp from --mask-start to --mask-ratio, or random per batch."""
+    mask_start: Share = 0.5
+    """Mask ratio at the start of a schedule."""
+    mask_warmup: Annotated[NotNegative, Metavar("E")] = 5.0
+    """Epochs until a linear or cosine schedule ends."""
+    precision: Precision = "auto"
+    """auto: bf16 where the device has it, fp32 elsewhere."""
+    seed: Annotated[int, Ge(0), Lt(1 << 63)] = 0
+    """Decides weights, order, crops and masks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("both --epochs and --steps are given; give one of them")
+        if self.lr is not None and self.base_lr is not None:
+            raise UsageError(
+                "both --lr and --base-lr are given; --lr is the rate itself, --base-lr is scaled by batch / 256: "
+                "give one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(_Group):
+    """What is evaluated as a run goes; a resumed run may change it."""
+
+    monitor: Annotated[str | None, shown("label-free numbers alone", "LABELLED")] = None
+    """Labelled images for k-NN and linear-probe accuracy during pre-training; never trained on."""
+    monitor_every: Annotated[Positive | None, shown("an eighth of the run, more in a short one", "E")] = None
+    """Epochs between two evaluations."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.monitor is not None:
+            object.__setattr__(self, "monitor", concealed(self.monitor))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig(_Group):
+    """Where and how fast a run computes, not what it learns; a resumed run may change it."""
+
+    out: Annotated[Path | None, shown("a new one under runs/", "DIR")] = None
+    """Run folder."""
+    data_root: Annotated[Path, Metavar("DIR")] = Path("data")
+    """Where sets known by name are kept."""
+    device: Device = "auto"
+    """auto: CUDA, else Apple's MPS, else the CPU."""
+    workers: Annotated[Annotated[int, Ge(0)] | None, shown("by device and data", "W")] = None
+    """Processes that load images."""
+    cache_on_device: bool = False
+    """Hold all images on the device and crop them there: for small sets of images of one size."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    accumulate: Count = 1
+    """Micro-batches a batch is computed in, to save memory; the batch stays what it is."""
+    activation_checkpointing: bool = False
+    """Recompute blocks in the backward pass instead of keeping their activations: less memory, more time."""
+    shard: bool = False
+    """Shard weights and optimizer state over the processes (FSDP2): for ViT-Huge and beyond."""
+    checkpoint_every: Annotated[Count | None, shown("one every ten minutes", "STEPS")] = None
+    """Steps between checkpoints; the newest two are kept."""
+    checkpoint_keep_every: Annotated[Count | None, shown("none", "STEPS")] = None
+    """Steps between checkpoints that are kept for good."""
+    doctor: bool = True
+    """Begin with the checks of 'mae doctor'."""
+
+
+GROUPS: Mapping[str, type[_Group]] = {
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "evaluation": EvalConfig,
+    "machine": MachineConfig,
+}
+"""The groups of a run's options, by the field of `RunConfig` that holds them."""
+CHANGEABLE = (EvalConfig, MachineConfig)
+"""What a resumed run may change."""
+
+_GROUP_OF = {each.name: name for name, group in GROUPS.items() for each in fields(group)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A pre-training run.
+
+    Attributes:
+        source: images: a folder, a list file, a .zip, a pack or its URL, tars, or a name, see `mae pretrain --help`.
+        recipe: where the defaults come from.
+        model: a name of `mae list models`; None: chosen by image size and device.
+        init_from: weights to begin with; None: fresh ones.
+        method: the model in full, or, before that is decided, what was said of it, by flat name.
+        data: see `DataConfig`.
+        optim: see `OptimConfig`.
+        evaluation: see `EvalConfig`.
+        machine: see `MachineConfig`.
+
+    Raises:
+        UsageError: values that contradict each other.
+    """
+
+    source: str = ""
+    recipe: str = "default"
+    model: str | None = None
+    init_from: str | None = None
+    method: MethodConfig | Mapping[str, Any] = field(default_factory=dict)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+
+    def __post_init__(self) -> None:
+        for name in _TOP:
+            value = getattr(self, name)
+            records.check_text(value, name=name if name == "source" else as_flag(name))
+            if not isinstance(value, str | None):
+                raise UsageError(f"{name} is {records.shown(value)}; expected text")
+        for name in ("source", "init_from"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, concealed(given))
+        if not isinstance(self.method, MethodConfig):
+            object.__setattr__(self, "method", checked_options(self.method, others=(*_TOP, *_GROUP_OF)))
+
+    @property
+    def resolved(self) -> MethodConfig:
+        """The model.
+
+        Raises:
+            UsageError: it is not decided yet.
+        """
+        if not isinstance(self.method, MethodConfig):
+            raise UsageError(
+                f"the run's config.json describes no whole model under 'method'; expected {', '.join(SLOTS)}"
+            )
+        return self.method
+
+    @classmethod
+    def of(cls, **options: Any) -> "RunConfig":
+        """A run from options by their flat names, as on the command line.
+
+        Raises:
+            UsageError: an unknown option (the nearest known is named), a value of another type or out of range.
+        """
+        return cls().override(options)
+
+    def flat(self) -> dict[str, Any]:
+        """Every option under its flat name; of a model that is not decided what was said of it."""
+        groups = {name: getattr(getattr(self, group), name) for name, group in _GROUP_OF.items()}
+        method = self.method.flat() if isinstance(self.method, MethodConfig) else flat_defaults(self.method)
+        return {**{name: getattr(self, name) for name in _TOP}, **method, **groups}
+
+    def override(self, changes: Mapping[str, Any]) -> "RunConfig":
+        """The same run with some options changed, by flat name.
+
+        Raises:
+            UsageError: see `of`.
+        """
+        room = self.make_room(changes)
+        changed: dict[str, Any] = {name: changes[name] for name in _TOP if name in changes}
+        for group in GROUPS:
+            if given := {name: value for name, value in changes.items() if _GROUP_OF.get(name) == group}:
+                changed[group] = replace(getattr(room, group), **given)
+        if method := {name: value for name, value in changes.items() if name not in (*_TOP, *_GROUP_OF)}:
+            own = room.method
+            changed["method"] = own.override(method) if isinstance(own, MethodConfig) else {**own, **method}
+        return replace(room, **changed)
+
+    def make_room(self, given: Collection[str]) -> "RunConfig":
+        """The same run without its own word on what `given` options replace: steps for epochs, a rate for another."""
+        room: dict[str, Any] = {}
+        for one, other in (("epochs", "steps"), ("steps", "epochs"), ("lr", "base_lr"), ("base_lr", "lr")):
+            if one in given and other not in given:
+                room[other] = None
+        return replace(self, optim=replace(self.optim, **room))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, one object a group."""
+        return {
+            **{name: getattr(self, name) for name in _TOP},
+            "method": self.method.to_json() if isinstance(self.method, MethodConfig) else _plain(self.method),
+            **{group: records.to_json(getattr(self, group)) for group in GROUPS},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, as_options: bool = False) -> "RunConfig":
+        """The inverse of `to_json`; options that are not there keep their default.
+
+        Args:
+            values: JSON values.
+            as_options: leave the model as options by flat name, for which no PyTorch is imported.
+
+        Raises:
+            UsageError: an unknown key (the nearest known is named), a value of another type or out of range.
+        """
+        records.check_known(values, [each.name for each in fields(cls)], what="group of options")
+        found = {name: values[name] for name in _TOP if name in values}
+        for group, kind in GROUPS.items():
+            if group in values:
+                found[group] = records.from_json(kind, _object(values, group), what="option")
+        method: Any = _object(values, "method") if "method" in values else {}
+        if set(SLOTS) <= set(method):
+            method = flat_json(method) if as_options else MethodConfig.from_json(method)
+        return cls(**found, method=method)
+
+    @classmethod
+    def read(cls, path: Path, *, as_options: bool = False) -> "RunConfig":
+        """The configuration in a `config.json`; see `from_json`.
+
+        Raises:
+            UsageError: no such file, not JSON, or values that `from_json` refuses.
+        """
+        values = records.read_json(path)
+        try:
+            return cls.from_json(values, as_options=as_options)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+
+
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(values[name], Mapping):
+        raise UsageError(f"{name} is {records.shown(values[name])}; expected an object")
+    return values[name]
+
+
+def _plain(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides as JSON, components among them."""
+    from mae.core.component import to_json
+
+    return {
+        name: to_json(value) if name in SLOTS and hasattr(value, "kind") else value for name, value in overrides.items()
+    }
+
+
+def is_changeable(name: str) -> bool:
+    """Whether a resumed run may change an option."""
+    return name in _GROUP_OF and GROUPS[_GROUP_OF[name]] in CHANGEABLE
+
+
+def as_flag(name: str) -> str:
+    """An option's flag."""
+    return "--" + name.replace("_", "-")
+
+
+def as_flags(name: str, value: Any) -> list[str]:
+    """An option as it is typed.
+
+    Args:
+        name: flat name of an option of a run, or of another one.
+        value: as the field has it, or as JSON has it.
+    """
+    if isinstance(value, bool) and flat_defaults({}).get(name, False) is not None:  # else typed with its value
+        return [as_flag(name) if value else as_flag(f"no_{name}")]
+    if isinstance(value, tuple | list):
+        joint = {"img_size": "x", "patch_size": "x", "channels": ","}.get(name)
+        return [as_flag(name), *(map(str, value) if joint is None else [joint.join(map(str, value))])]
+    whole = isinstance(value, float) and value.is_integer()
+    return [as_flag(name), str(int(value) if whole else value)]
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -50,289 +372,3 @@ _NAMES = tyro.constructors.PrimitiveConstructorSpec[tuple[str, ...]](
     str_from_instance=lambda names: [",".join(names)],
 )
 Names = Annotated[tuple[str, ...], _NAMES]
-
-
-Precision = Literal["auto", "bf16", "fp16", "fp32"]
-Device = Literal["auto", "cpu", "cuda", "mps"]
-Optimizer = Literal["adamw", "muon"]
-Statistics = Literal["data", "imagenet", "model"]
-
-# What a resumed run may change: where and how fast it computes and what is looked at, not what is learned.
-MACHINE_FIELDS = frozenset(
-    {
-        "out",
-        "data_root",
-        "device",
-        "resident",
-        "workers",
-        "compile",
-        "shard",
-        "recompute",
-        "accumulate",
-        "save_every",
-        "keep_every",
-        "monitor",
-        "monitor_every",
-        "skip_doctor",
-    }
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """A pre-training run.
-
-    Raises:
-        UsageError: values that contradict each other.
-    """
-
-    source: Annotated[str, tyro.conf.Positional] = ""
-    """Images: a folder, a list file, a .zip, a pack ('mae pack') or its URL, tars, hf:NAME, hf-stream:NAME,
-    builtin:photos, builtin:digits, cifar10, stl10 or imagenet."""
-    recipe: str = "default"
-    """Where the defaults come from: a name of 'mae list recipes', or a run's config.json."""
-    out: Annotated[Path | None, shown("a new one under runs/", "DIR")] = None
-    """Run folder."""
-    data_root: Path = Path("data")
-    """Where sets known by name are kept."""
-
-    model: Annotated[str | None, shown("by image size and device", "NAME")] = None
-    """A name of 'mae list models'."""
-    init_from: Annotated[str | None, shown("fresh weights", "MODEL")] = None
-    """Weights to begin with, which say sizes, target and statistics: a run, a checkpoint, a file, or others' folder."""
-    img_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
-    """Height and width the images are cropped to."""
-    patch_size: Annotated[Size | None, shown("the model's", "SIDE|HxW")] = None
-    """Height and width of a patch."""
-    in_chans: Annotated[int | None, shown("the data's", "C")] = None
-    """Channels."""
-    channels: Annotated[Names | None, shown("all", "NAME,NAME")] = None
-    """Which channels by name, in order; where nothing names them, what they are called."""
-    no_data: Annotated[str | None, shown("none", "VALUE|nan")] = None
-    """Value that stands for no measurement: left out of statistics and loss."""
-    mask_ratio: float = 0.75
-    """Share of patches hidden; with a schedule, where it ends."""
-    mask_schedule: Literal["const", "linear", "cosine", "random"] = "const"
-    """How that share changes: not, from --mask-start in a line or half a wave, or drawn between the two each batch."""
-    mask_start: float = 0.5
-    """Share of patches hidden at the start of a schedule."""
-    mask_warmup: float = 5.0
-    """Passes over the images until linear and cosine end."""
-    norm_pix_loss: bool = True
-    """Predict patches standardised one by one: better features. Off: pictures need no help."""
-    low_pass: Annotated[float | None, shown("all of them", "SHARE")] = None
-    """Predict only frequencies up to this share of what a side can hold."""
-    loss: Loss = "mse"
-    """Distance of prediction and target."""
-    laplacian: float = 0.0
-    """Weight of the Laplacian's error over hidden pixels: fine detail. 0: without."""
-    laplacian_raw: bool = False
-    """Let that term read predictions for visible patches too, instead of their true pixels."""
-    uniformity: float = 0.0
-    """Weight of a term that spreads the images' features. 0: without."""
-    uniformity_form: UniformityForm = "gaussian"
-    """gaussian: after Wang and Isola. squared_cosine: U-MAE's."""
-    focal_frequency: float = 0.0
-    """Weight of the focal frequency loss. 0: without."""
-    mlp_ratio: Annotated[float | None, shown("the model's", "RATIO")] = None
-    """Hidden width of the MLPs over the token width."""
-    decoder: Decoder = "self"
-    """self: as in the paper. cross: hidden patches look at visible ones alone, which is faster."""
-    predict_share: float = 1.0
-    """Share of the hidden patches that are predicted; with --decoder cross the others cost nothing."""
-    decoder_depth: Annotated[int | None, shown("the model's", "BLOCKS")] = None
-    """Blocks of the decoder."""
-    cls_token: Annotated[bool | None, shown("the model's", "{True,False}")] = None
-    """Whether a class token leads the sequence."""
-    pos_embed: Annotated[Literal["sincos2d", "learned"] | None, shown("the model's", "{sincos2d,learned}")] = None
-    """Fixed or trained positions."""
-
-    epochs: Annotated[float | None, shown("100, unless --steps is given", "E")] = None
-    """Passes over the images."""
-    steps: Annotated[int | None, shown("from --epochs", "S")] = None
-    """Optimizer steps, instead of --epochs."""
-    batch_size: Annotated[int | None, shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
-    """Images per optimizer step, over all processes and --accumulate parts."""
-    accumulate: int = 1
-    """Parts a batch is computed in, to save memory; the batch stays what it is."""
-    views: int = 1
-    """Crops made of an image whenever it is decoded; an epoch then has as many times the steps."""
-    lr: Annotated[float | None, shown("from --base-lr", "RATE")] = None
-    """Peak learning rate, as it is."""
-    base_lr: float | None = None
-    """Peak learning rate for a batch of 256; scaled with the batch."""
-    min_lr: float = 0.0
-    """Learning rate at the end of the cosine."""
-    optimizer: Optimizer = "adamw"
-    """muon: matrices inside blocks move in orthogonal steps, the rest by AdamW."""
-    weight_decay: float = 0.05
-    """Weight decay, not on biases and norms."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of its two averages."""
-    warmup_epochs: Annotated[float | None, shown("a tenth of the run", "E")] = None
-    """Passes over which the rate rises from 0."""
-    clip_grad: float | None = 1.0
-    """Largest norm of the gradient; None: no clipping."""
-
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    """Area of the smallest and of the largest crop, as shares of the image's."""
-    statistics: Statistics = "data"
-    """Channel means and deviations: measured on the data, ImageNet's, or those of --init-from."""
-    held_out: float = 0.02
-    """Share of the images, 2,000 at most, that are never trained on: their loss tells when a model overfits."""
-    max_unreadable: float = 0.001
-    """Share of unreadable images above which the run stops."""
-
-    monitor: Annotated[str | None, shown("label-free numbers alone", "LABELLED")] = None
-    """Labelled images to watch k-NN and a probe on as the run goes; they are looked at, never trained on."""
-    monitor_every: Annotated[float | None, shown("an eighth of the run, more in a short one", "E")] = None
-    """Passes over the images between two looks at the features."""
-
-    skip_doctor: bool = False
-    """Begin without the checks of 'mae doctor'."""
-    precision: Precision = "auto"
-    """auto: bf16 where the device has it, fp32 elsewhere."""
-    device: Device = "auto"
-    """auto: CUDA, else Apple's MPS, else the CPU."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
-    shard: bool = False
-    """Divide weights and averages among the processes (FSDP2): for ViT-Huge and beyond."""
-    recompute: bool = False
-    """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
-    resident: bool = False
-    """Hold all images on the device and crop them there: for small sets of images of one size."""
-    workers: Annotated[int | None, shown("by device and data", "W")] = None
-    """Processes that load images."""
-    seed: int = 0
-    """Decides weights, order, crops and masks."""
-    save_every: Annotated[int | None, shown("one every ten minutes", "STEPS")] = None
-    """Steps between checkpoints; the newest two are kept."""
-    keep_every: Annotated[int | None, shown("none", "STEPS")] = None
-    """Steps between checkpoints that are kept for good."""
-
-    def __post_init__(self) -> None:
-        for name in ("source", "recipe", "out", "data_root", "monitor", "init_from"):
-            records.check_text(getattr(self, name), name=name if name == "source" else _flag(name))
-        for name in ("source", "monitor", "init_from"):
-            if (told := getattr(self, name)) is not None:
-                object.__setattr__(self, name, concealed(told))
-        if self.epochs is not None and self.steps is not None:
-            raise UsageError("both --epochs and --steps are given; give one of them")
-        if self.lr is not None and self.base_lr is not None:
-            raise UsageError(
-                "both --lr and --base-lr are given; --lr is the rate itself, --base-lr is scaled by batch / 256: "
-                "give one of them"
-            )
-        if self.channels is not None and not (all(self.channels) and len(set(self.channels)) == len(self.channels)):
-            raise UsageError(f"--channels is {','.join(self.channels)}; expected different names, a comma between two")
-        if self.channels is not None and self.in_chans not in (None, len(self.channels)):
-            raise UsageError(
-                f"--in-chans is {self.in_chans}, and --channels names {len(self.channels)}; leave the former out"
-            )
-        if self.no_data is not None:
-            records.check_no_data(self.no_data, name="--no-data")
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        above_0 = (
-            "epochs",
-            "steps",
-            "batch_size",
-            "accumulate",
-            "views",
-            "lr",
-            "base_lr",
-            "save_every",
-            "keep_every",
-            "in_chans",
-            "decoder_depth",
-            "clip_grad",
-            "monitor_every",
-        )
-        rules: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
-            (above_0, "a finite number above 0", lambda value: 0 < value < inf),
-            (
-                ("min_lr", "weight_decay", "warmup_epochs", "mask_warmup", "workers"),
-                "0 or more",
-                lambda value: 0 <= value < inf,
-            ),
-            (("seed",), "a whole number from 0 to below 2 to the power of 63", lambda value: 0 <= value < 1 << 63),
-            (("laplacian", "uniformity", "focal_frequency"), "a weight of 0 or more", lambda value: 0 <= value < inf),
-            (("low_pass", "predict_share"), "a share above 0 and at most 1", lambda value: 0 < value <= 1),
-            (("mask_ratio", "mask_start"), "a share between 0 and 1, both excluded", lambda value: 0 < value < 1),
-            (("held_out",), "a share from 0 to 0.5", lambda value: 0 <= value <= 0.5),
-            (("max_unreadable",), "a share from 0 to below 1", lambda value: 0 <= value < 1),
-            (
-                ("crop_scale",),
-                "two shares above 0 and at most 1, the smaller one first",
-                lambda value: 0 < value[0] <= value[1] <= 1,
-            ),
-            (("betas",), "two numbers from 0 to below 1", lambda value: all(0 <= beta < 1 for beta in value)),
-        ]
-        for names, expected, holds in rules:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not holds(value):
-                    raise UsageError(f"{_flag(name)} is {value}; expected {expected}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, one key a field."""
-        return records.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "PretrainConfig":
-        """The inverse of `to_json`; fields that are not there keep their default.
-
-        Raises:
-            UsageError: an unknown key (the nearest known is named), a value of the wrong kind or out of range.
-        """
-        return records.from_json(cls, values, what="option")
-
-    def make_room(self, given: Collection[str]) -> "PretrainConfig":
-        """The same run without its own word on what `given` options replace: steps for epochs, a rate for another."""
-        room: dict[str, Any] = {}
-        for one, other in (("epochs", "steps"), ("steps", "epochs"), ("lr", "base_lr"), ("base_lr", "lr")):
-            if one in given and other not in given:
-                room[other] = None
-        return replace(self, **room)
-
-    def override(self, changes: Mapping[str, Any]) -> "PretrainConfig":
-        """The same run with some options changed; values may be those of `from_json`.
-
-        Raises:
-            UsageError: see `from_json`.
-        """
-        sizes = {
-            name: pair(changes[name]) for name in ("img_size", "patch_size") if isinstance(changes.get(name), Integral)
-        }
-        return PretrainConfig.from_json({**self.make_room(changes).to_json(), **changes, **sizes})
-
-    @classmethod
-    def read(cls, path: Path) -> "PretrainConfig":
-        """The configuration in a `config.json`.
-
-        Raises:
-            UsageError: no such file, not JSON, or values that `from_json` refuses.
-        """
-        return records.read_record(cls, path, what="option")
-
-
-def as_flags(name: str, value: Any) -> list[str]:
-    """An option as it is typed.
-
-    Args:
-        name: of a field of `PretrainConfig`, or of another option.
-        value: as the field has it, or as JSON has it.
-    """
-    if isinstance(value, bool) and getattr(PretrainConfig, name, False) is not None:
-        return [_flag(name) if value else _flag(f"no_{name}")]  # one that may be None is typed with its value
-    if isinstance(value, tuple | list):
-        joint = {"img_size": "x", "patch_size": "x", "channels": ","}.get(name)
-        return [_flag(name), *(map(str, value) if joint is None else [joint.join(map(str, value))])]
-    whole = isinstance(value, float) and value.is_integer()
-    return [_flag(name), str(int(value) if whole else value)]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

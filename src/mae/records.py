@@ -40,7 +40,7 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
 
     check_known(values, [field.name for field in fields(kind)], what=what)  # type: ignore[arg-type]
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(values), default=_plain), strict=True)
+        return TypeAdapter(kind).validate_json(json_text(dict(values)), strict=True)
     except RecursionError as error:
         raise UsageError(f"{what}: nested too deeply; expected plain values") from error
     except ValidationError as error:
@@ -52,6 +52,11 @@ def from_json(kind: type[Record], values: Mapping[str, Any], *, what: str) -> Re
         if not first["loc"]:  # no value at fault but the text: half of a surrogate pair, nesting, a huge number
             raise UsageError(f"{what}: {first['msg'].lower()}; expected plain values") from error
         raise UsageError(f"{what} {first['loc'][0]} is {shown(first['input'])}: {first['msg'].lower()}") from error
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON; numbers of NumPy and PyTorch are Python's own, paths are text."""
+    return json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -158,6 +163,8 @@ def check_known(given: Collection[str], known: Collection[str], *, what: str) ->
     """
     for name in given:
         if name not in known:
+            if not known:
+                raise UsageError(f"unknown {what} {shown(name)}; there is none yet")
             near = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
             raise UsageError(f"unknown {what} {shown(name)}; did you mean {' or '.join(near[:3])}?")
 

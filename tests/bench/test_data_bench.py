@@ -1,4 +1,4 @@
-"""The benchmark of loading: the same crops by every way, and figures that fit each other."""
+"""The loading benchmark: the same crops by every way, and consistent figures."""
 
 import io
 from pathlib import Path
@@ -14,7 +14,7 @@ from mae.bench import data
 from mae.bench.data import DataBench, run_data_bench
 from mae.bench.end_to_end import EndToEnd, _by_turns
 from mae.cli import main
-from mae.data.packing import pack
+from mae.data.packs.writer import pack
 from mae.errors import UsageError
 from mae.records import read_json
 
@@ -39,7 +39,7 @@ def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureF
     found = read_json(out)
     assert [way["name"] for way in found["ways"]] == [
         "Pillow, uint8", "Pillow, float32 (official)", "ours", "ours, the loader",
-        "ours, the loader, --views 5", f"the loader, {tmp_path / 'packed'}",
+        "ours, the loader, --repeated-aug 5", f"the loader, {tmp_path / 'packed'}",
         "1 thread(s)", "1 process(es), the loader",
     ]  # fmt: skip
     rates = {way["name"]: way["rate"]["median"] for way in found["ways"]}
@@ -48,7 +48,7 @@ def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert 0 <= found["grey_levels_apart"] < 0.6 and torch.get_num_threads() == threads
 
 
-def test_crops_are_pillows_to_rounding_and_another_crop_shows(jpegs: Path):
+def test_crops_match_pillow(jpegs: Path):
     crops = data._Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
     assert crops.levels_apart() < 0.6
     crops.flips[0] = not crops.flips[0]
@@ -58,7 +58,7 @@ def test_crops_are_pillows_to_rounding_and_another_crop_shows(jpegs: Path):
     assert crops.levels_apart() > 1
 
 
-def test_the_official_way_is_normalised(jpegs: Path):
+def test_official_way_is_normalised(jpegs: Path):
     crops = data._Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
     image = Image.open(io.BytesIO(crops.contents[0]))
     assert image.size == (64, 48)
@@ -71,29 +71,29 @@ def test_the_official_way_is_normalised(jpegs: Path):
     [({"source": "nowhere"}, "nowhere holds 0 JPEGs; give a folder of 50"), ({"source": "x", "side": 0}, "--side is 0"),
      ({"source": "x", "workers": 0}, "--workers 0"), ({"source": "x", "seconds": -1.0}, "--seconds -1")],
 )  # fmt: skip
-def test_what_cannot_be_timed_is_refused(options: dict[str, Any], says: str):
+def test_wrong_options_are_refused(options: dict[str, Any], says: str):
     with pytest.raises(UsageError, match=says):
         run_data_bench(DataBench(**options), Console(quiet=True))
 
 
-def test_a_run_is_set_beside_one_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "end.json"
     tiny = ["--model", "mae_vit_lesson_patch4", "--img-size", "8", "--patch-size", "2", "--mlp-ratio", "0.5"]
     tiny += ["--recipe", "improved", "--mask-warmup", "2"]  # longer than what is measured
     asked = ["builtin:digits", *tiny, "--batch-size", "8", "--device", "cpu", "--workers", "0", "--seconds", "0.1"]
     assert main(["bench", "end-to-end", *asked, "--json", str(out)]) == 0
-    assert "images there already" in capsys.readouterr().out
+    assert "one batch in memory" in capsys.readouterr().out
     found = read_json(out)
     assert found["batch_size"] == 8 and found["images_per_second"]["real"]["median"] > 0
     assert found["share"]["lower"] <= found["share"]["median"] <= found["share"]["upper"]
     assert main(["bench", "end-to-end", *asked, "--out", str(tmp_path / "run")]) == 2
-    assert "this run is thrown away" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "this run is discarded" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert main(["bench", "end-to-end"]) == 2 and "no images are named" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--seconds is 0"):
         EndToEnd(seconds=0.0)
 
 
-def test_one_batch_stands_for_all_every_other_turn():
+def test_turns_alternate():
     closed: list[bool] = []
 
     def real(step: int) -> Any:

@@ -1,4 +1,4 @@
-"""The benchmark of a step: what it counts is counted right, and what it compares is the same mathematics."""
+"""The step benchmark: what it counts is counted right, and what it compares computes the same."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ from torch import nn
 from mae.bench import step
 from mae.bench.ceilings import Ceilings, measure_ceilings
 from mae.bench.step import StepBench, run_step_bench
-from mae.bench.turns import ratios, spread, take_turns
+from mae.bench.timing import quartiles, ratios, time_interleaved
 from mae.cli import main
 from mae.errors import MAEError, UsageError
+from mae.models.presets import model_config
 from mae.models.summary import summarise
-from mae.models.zoo import model_config
 from mae.records import read_json
 
 LESSON = "mae_vit_lesson_patch4"
@@ -30,7 +30,7 @@ def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_ceilings")
-def test_a_model_is_timed_beside_its_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_model_with_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "step.json"
     asked = ["--models", LESSON, "--decoders", "self", "cross:0.5", "--batch-size", "2", "--seconds", "0.01", "--peer"]
     assert main(["bench", "step", *asked, "--device", "cpu", "--out", str(out)]) == 0
@@ -52,13 +52,13 @@ def test_a_model_is_timed_beside_its_peer(tmp_path: Path, capsys: pytest.Capture
     assert found["machine"]["torch"] == torch.__version__.split("+")[0] or found["machine"]["torch"]
 
 
-def test_the_heads_arithmetic_is_its_formula():
+def test_head_flops():
     config = model_config(LESSON)  # 64 patches, 48 of them hidden, of 4 x 4 x 3 values, from 128 wide
     assert summarise(config).head_flops == 2 * 48 * 128 * 48
 
 
 @pytest.mark.usefixtures("small_ceilings")
-def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch):
+def test_peer_with_another_loss_is_refused(monkeypatch: pytest.MonkeyPatch):
     from mae.bench import peer
 
     make = peer.make_peer
@@ -75,31 +75,31 @@ def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("small_ceilings")
-def test_muon_is_timed_too():
+def test_muon():
     bench = StepBench(models=(LESSON,), optimizer="muon", batch_size=2, seconds=0.01, device="cpu")
     (result,) = run_step_bench(bench, Console(quiet=True))["results"]
     assert result["of_copy"] is None and result["parts"]["optimizer"] > 0
     json.dumps(result)
 
 
-def test_ceilings_are_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+def test_ceilings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mae.bench.ceilings._BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr("mae.bench.ceilings._SIDE", {"cpu": 256})
     found = measure_ceilings(torch.device("cpu"), "bf16")
     assert found.matmul > 1e8 and found.copy > 1e7 and found.precision == "bf16"
 
 
-def test_turns_go_round_and_are_set_beside_each_other():
+def test_time_interleaved_and_ratios():
     said: list[str] = []
 
     def way(name: str, value: float) -> Any:
         return lambda: (said.append(name), value)[1]
 
-    found = take_turns({"a": way("a", 1.0), "b": way("b", 4.0)}, seconds=0.0)
+    found = time_interleaved({"a": way("a", 1.0), "b": way("b", 4.0)}, seconds=0.0)
     assert found == {"a": [1.0] * 5, "b": [4.0] * 5}
     assert said == ["a", "b"] * 2 + ["a", "b", "b", "a"] * 2 + ["a", "b"]
     assert ratios([1, 2, 3, 4, 5], [2, 2, 2, 2, 2]).median == 1.5
-    assert spread([1, 2, 3, 4, 5]).text(1) == "3.0 (2.0\N{EN DASH}4.0)"
+    assert quartiles([1, 2, 3, 4, 5]).text(1) == "3.0 (2.0\N{EN DASH}4.0)"
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_turns_go_round_and_are_set_beside_each_other():
         ({"batch_size": 0}, "expected more than 0"),
     ],
 )
-def test_what_cannot_be_timed_is_refused(options: dict[str, Any], says: str):
+def test_wrong_step_options_are_refused(options: dict[str, Any], says: str):
     with pytest.raises(UsageError, match=says):
         StepBench(**options)
 
 
-def test_benchmarks_are_told_and_an_unknown_one_refused(capsys: pytest.CaptureFixture[str]):
+def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]):
     assert main(["bench"]) == 0 and "quality" in capsys.readouterr().out
     assert main(["bench", "stop"]) == 2
     assert "did you mean step?" in capsys.readouterr().err

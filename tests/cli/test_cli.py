@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from PIL import Image
 
 from mae.cli import COMMANDS, main
 from mae.cli.pretrain import parse
-from mae.config import PretrainConfig
+from mae.config import RunConfig
+from mae.core.describe import describe
+from mae.core.kinds import ROOMS, kinds
 from mae.errors import UsageError
 from mae.version import __version__
 
@@ -60,7 +63,7 @@ def test_bytes_that_are_no_text_are_refused_before_anything_is_written(words, na
     assert f"{named}\ufffd: an argument holds bytes that are not text here" in capsys.readouterr().err
     for name in ("source", "out", "data_root", "monitor", "init_from", "recipe"):
         with pytest.raises(UsageError, match="holds bytes that are not text here; expected UTF-8"):
-            PretrainConfig(**{name: "b\udcff"})
+            RunConfig.of(**{name: "b\udcff"})
     assert not list(tmp_path.iterdir())
 
 
@@ -72,10 +75,11 @@ def test_names_are_read_and_shown_where_everything_is_ascii(tmp_path):
     code = """
 import sys
 from mae.cli import main
-from mae.data.sources import open_source
+from mae.data.dataset.reading import ImageReader
+from mae.data.sources.open import open_source
 from pathlib import Path
 source = open_source("photos", data_root=Path("."))
-assert [source.load(number).shape for number in range(20)] == [(8, 8, 3)] * 20
+assert [ImageReader(source=source).load(number).shape for number in range(20)] == [(8, 8, 3)] * 20
 sys.exit(main(["neighbours", source.item_name(0), "photos", "--out", "x.png"]))
 """
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
@@ -93,24 +97,56 @@ def test_flags_reach_the_configuration():
     )
     config, given, resume, gpus = parse(args.split())
     assert not resume and gpus is None
-    assert (config.source, config.model, config.img_size, config.patch_size) == (
-        "photos", "mae_vit_small", (96, 128), (4, 8)
-    )  # fmt: skip
-    assert (config.in_chans, config.mask_ratio, config.steps, config.batch_size) == (1, 0.5, 7, 32)
-    assert (config.lr, config.base_lr, config.weight_decay, config.warmup_epochs) == (1e-3, None, 0.1, 2)
-    assert (config.clip_grad, config.precision, config.compile, config.workers) == (2, "fp32", True, 3)
-    assert (config.seed, config.out, config.norm_pix_loss) == (4, Path("there"), False)
-    assert (config.cls_token, config.pos_embed) == (False, "learned")
+    assert (config.source, config.model, config.machine.out) == ("photos", "mae_vit_small", Path("there"))
+    assert config.method == {
+        "img_size": (96, 128), "patch_size": (4, 8), "in_chans": 1, "mask_ratio": 0.5, "norm_pix_loss": False,
+        "cls_token": False, "pos_embed": "learned",
+    }  # fmt: skip
+    optim, machine = config.optim, config.machine
+    assert (optim.steps, optim.batch_size, optim.lr, optim.base_lr) == (7, 32, 1e-3, None)
+    assert (optim.weight_decay, optim.warmup_epochs, optim.clip_grad) == (0.1, 2, 2)
+    assert (optim.precision, optim.seed, machine.compile, machine.workers) == ("fp32", 4, True, 3)
     assert {"source", "model", "img_size", "lr", "norm_pix_loss", "seed"} <= given
     assert "base_lr" not in given and "epochs" not in given
 
 
 def test_a_recipe_gives_the_defaults_and_flags_go_over_it():
     config, given, _, _ = parse(["--recipe", "imagenet_base", "imagenet", "--epochs", "5"])
-    assert (config.batch_size, config.epochs, config.recipe) == (4096, 5, "imagenet_base")
+    assert (config.optim.batch_size, config.optim.epochs, config.recipe) == (4096, 5, "imagenet_base")
     config, _, _, _ = parse(["imagenet", "--recipe=imagenet_base", "--steps", "5"])
-    assert (config.steps, config.epochs) == (5, None)
+    assert (config.optim.steps, config.optim.epochs) == (5, None)
     assert given == {"recipe", "epochs"}  # the source is the one the recipe names
+
+
+def test_the_options_of_a_chosen_kind_are_offered(capsys: pytest.CaptureFixture[str]):
+    words = (
+        "photos --target low_pass --target-cutoff 0.25 --focal-frequency 0.5 --focal-frequency-alpha 2 --betas 0.9 0.99"
+    )
+    config, given, _, _ = parse(words.split())
+    assert config.method == {
+        "target": "low_pass", "target_cutoff": 0.25, "focal_frequency": 0.5, "focal_frequency_alpha": 2.0
+    }  # fmt: skip
+    assert config.optim.betas == (0.9, 0.99) and "target_cutoff" in given
+    with pytest.raises(UsageError, match="--target-cutoff is an option of target low_pass; give --target low_pass too"):
+        parse(["photos", "--target-cutoff", "0.25"])
+    with pytest.raises(SystemExit):
+        parse(["--loss", "smooth_l1", "--help"])
+    shown = capsys.readouterr().out
+    assert "--loss-beta" in shown and "--target-cutoff" not in shown
+
+
+@pytest.mark.parametrize("command", ["pretrain", "plan", "doctor"])
+def test_help_says_what_a_value_is(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert not re.search(r"\b(STR|INT|FLOAT|PATH)\b|\{None\}", shown)
+    assert "--mask-ratio FRACTION" in shown and "--crop-scale MIN MAX" in shown and "(default: 0.001)" in shown
+
+
+def test_none_is_typed_as_such():
+    assert parse(["photos", "--clip-grad", "None"])[0].optim.clip_grad is None
+    assert parse(["photos", "--recipe", "imagenet_base", "--clip-grad", "2"])[0].optim.clip_grad == 2
 
 
 def test_both_rates_are_refused():
@@ -142,9 +178,47 @@ def test_lists(capsys: pytest.CaptureFixture[str]):
     assert "imagenet_large" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_kinds_of_every_component_are_listed(room: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", room]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] == (kinds(room) or ["none"])
+    assert all(describe(room, kind).summary in line for kind, line in zip(kinds(room), shown, strict=False))
+
+
+def test_a_component_is_shown_with_its_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["show", "mask", "block"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "mask block: Blocks of patches, drawn until enough are masked" in shown
+    assert "--mask-ratio 0 < FRACTION < 1 0.4 Fraction of the patches masked." in shown
+    assert main(["show", "tokenizer", "image"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--img-size SIDE|HxW 224x224 Height" in shown and "--nodata VALUE None" in shown and "--mean" not in shown
+    assert main(["show", "decoder", "cross"]) == 0
+    assert "--pos-embed {sincos2d,learned} sincos2d" in " ".join(capsys.readouterr().out.split())
+    assert main(["show", "loss", "mse"]) == 0
+    assert "It has no options." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("show mask", "no kind of mask is named; give one of 'mae list masks'"),
+        ("show mask blok", "unknown mask 'blok'; did you mean block?"),
+        ("show masks block", "unknown component 'masks'; expected one of tokenizer, encoder, mask"),
+        ("show mask block --in-chans 3", "--in-chans is for a model"),
+        ("list masks block", "block is one name too many; 'mae list masks' shows all ('mae show mask block' tells"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(args: str, told: str, capsys: pytest.CaptureFixture[str]):
+    assert main(args.split()) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_show(capsys: pytest.CaptureFixture[str]):
     assert main(["show", "mae_vit_lesson_patch4", "--img-size", "64"]) == 0
     shown = capsys.readouterr().out
-    assert "16x16" in shown and "GFLOP" in shown
+    assert "16x16" in shown and "GFLOP" in shown and re.search(r"mask_ratio +0.75\b", shown)
     assert main(["show", "mae_vit_giant"]) == 2
     assert "unknown model 'mae_vit_giant'; nearest: " in capsys.readouterr().err

@@ -13,9 +13,9 @@ from tiny import images_for, tiny_model
 import mae
 from mae.cli import main
 from mae.errors import UsageError
-from mae.interop.official import Told
-from mae.interop.opening import open_model
-from mae.models.storage import load_with_report
+from mae.interop.imports.convert import WeightMetadata
+from mae.interop.imports.open import open_model
+from mae.models.file import load_with_report
 
 HEADS = ["--num-heads", "3", "--decoder-num-heads", "2"]
 STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -43,10 +43,10 @@ def test_help_loads_no_pytorch() -> None:
 
 
 def test_a_whole_model_comes_in_and_is_one_of_ours(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["import", "full.pth", "--out", "mine", *HEADS, "--norm-pix-loss", "True", "--no-photographs"]
+    words = ["import", "full.pth", "--out", "mine", *HEADS, "--norm-pix-loss", "True", "--no-photo-check"]
     assert main([*words, "--licence", "CC-BY-NC-4.0"]) == 0
     told = capsys.readouterr().out
-    assert "loaded encoder 29/29 tensors" in told and "answers as the model of timm's" in told
+    assert "loaded encoder 29/29 tensors" in told and "same outputs as timm's" in told
     assert told.endswith("Model in mine\n")
     model, report = load_with_report(typed / "mine" / "model.safetensors")
     expected = tiny_model(img_size=16, **STATISTICS)
@@ -56,15 +56,15 @@ def test_a_whole_model_comes_in_and_is_one_of_ours(typed: Path, capsys: pytest.C
     )
     images = images_for(expected)
     assert torch.equal(mae.load("mine").encode(images).mean, expected.eval().encode(images).mean)
-    assert main(words) == 2 and "is there already; give --out another name" in capsys.readouterr().err
+    assert main(words) == 2 and "already exists; give --out another name" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_in_it_is_left_alone(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["import", "full.pth", *HEADS, "--norm-pix-loss", "True", "--no-photographs", "--out"]
+    words = ["import", "full.pth", *HEADS, "--norm-pix-loss", "True", "--no-photo-check", "--out"]
     (typed / "run" / "checkpoints").mkdir(parents=True)
     for there in ("run", "full.pth"):
         assert main([*words, there]) == 2
-        assert f"{there} is there already; give --out another name" in capsys.readouterr().err
+        assert f"{there} already exists; give --out another name" in capsys.readouterr().err
     assert [path.name for path in (typed / "run").iterdir()] == ["checkpoints"]
     (typed / "empty").mkdir()
     assert main([*words, "empty"]) == 0 and (typed / "empty" / "model.safetensors").exists()
@@ -73,7 +73,7 @@ def test_a_folder_with_something_in_it_is_left_alone(typed: Path, capsys: pytest
 def test_a_model_that_cannot_be_read_again_is_not_left(
     typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mae.interop.proof.find_spec", lambda name: None)  # timm would see it
+    monkeypatch.setattr("mae.interop.imports.proof.find_spec", lambda name: None)  # timm would see it
     tensors = official(tiny_model(img_size=16))
     tensors["cls_token"] = torch.full((1, 1, 24), 3e38)
     tensors["pos_embed"][:, 0] = 3e38  # their sum is infinite
@@ -108,20 +108,20 @@ def test_what_fails_leaves_nothing(typed: Path, capsys: pytest.CaptureFixture[st
     assert main(["import", "missing.pth", "--out", "mine"]) == 2
     assert "missing.pth is not there" in capsys.readouterr().err
     assert (
-        main(["import", "full.pth", "--out", "full.pth/m", *HEADS, "--norm-pix-loss", "True", "--no-photographs"]) == 1
+        main(["import", "full.pth", "--out", "full.pth/m", *HEADS, "--norm-pix-loss", "True", "--no-photo-check"]) == 1
     )
     assert "cannot be written" in capsys.readouterr().err
     assert sorted(path.name for path in typed.iterdir()) == ["encoder.pth", "full.pth"]
 
 
 def test_our_own_models_need_no_telling(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["import", "full.pth", "--out", "mine", *HEADS, "--norm-pix-loss", "True", "--no-photographs"])
+    main(["import", "full.pth", "--out", "mine", *HEADS, "--norm-pix-loss", "True", "--no-photo-check"])
     assert main(["import", "mine", "--out", "copy.safetensors"]) == 0
     assert "probe reproduced" in capsys.readouterr().out
     for name, tensor in mae.load("mine").state_dict().items():
         assert torch.equal(mae.load("copy.safetensors").state_dict()[name], tensor)
-    with pytest.raises(UsageError, match="says of itself what it is"):
-        open_model(typed / "mine", told=Told(num_heads=3))
+    with pytest.raises(UsageError, match="carries its own metadata"):
+        open_model(typed / "mine", metadata=WeightMetadata(num_heads=3))
 
 
 def test_loading_what_is_not_there_says_what_was_expected(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_processes_are_not_told_of_gpus(args: str, kept: str):
     [
         (0, "cpu", 0, "--gpus is 0; expected 1 or more"),
         (3, "cuda", 2, "--gpus is 3, and this machine has 2"),
-        (2, "auto", 0, "PyTorch finds none here; give --device cpu"),
+        (2, "auto", 0, "PyTorch finds no GPU; give --device cpu"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(

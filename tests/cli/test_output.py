@@ -100,7 +100,7 @@ with tolerant_output(needed=False), open("/dev/null") as file:
 @pytest.mark.slow
 def test_a_run_goes_on_without_its_reader(tmp_path: Path):
     """Whoever looks at its header alone must not end it."""
-    words = "builtin:digits --model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --steps 2 --skip-doctor"
+    words = "builtin:digits --model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --steps 2 --no-doctor"
     code, told = ended(f"$MAE pretrain {words} --out {tmp_path / 'run'}", OMP_NUM_THREADS="1")
     assert code == 0 and "error" not in told
     assert (tmp_path / "run" / "summary.json").is_file()

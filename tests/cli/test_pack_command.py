@@ -39,7 +39,7 @@ def test_it_packs_and_verifies_and_says_so(typed, capsys):
     assert code_of("pack photos pack --workers 1 --short-side 32") == 0
     assert "pack was packed already: 18 images" in capsys.readouterr().out
     assert code_of("pack verify pack") == 0
-    assert capsys.readouterr().out == "pack is whole\n"
+    assert capsys.readouterr().out == "pack is intact\n"
 
 
 def test_each_fault_is_told_in_a_line(typed, capsys):
@@ -115,13 +115,15 @@ def test_a_pack_pretrains_and_evaluates_and_embeds(typed, capsys):
 
 
 def test_ctrl_c_tells_how_to_go_on(typed, capsys, monkeypatch):
-    monkeypatch.setattr("mae.data.packing.pack_shards", lambda *args, **options: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        "mae.data.packs.writer.pack_shards", lambda *args, **options: signal.raise_signal(signal.SIGINT)
+    )
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs behind it ignore Ctrl-C
     try:
         assert code_of("pack photos pack") == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "rerun the same command to resume" in capsys.readouterr().err
 
 
 def test_help_tells_the_forms(capsys):

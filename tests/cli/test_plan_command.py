@@ -38,8 +38,8 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]):
 
 
 def test_hours_replace_the_length_of_a_recipe():
-    config, hours, as_json = parse(["--recipe", "demo", "--hours", "2"])
-    assert (config.steps, hours, as_json) == (1500, 2.0, False)
+    config, given, hours, as_json = parse(["--recipe", "demo", "--hours", "2"])
+    assert (config.optim.steps, given, hours, as_json) == (1500, {"recipe"}, 2.0, False)
 
 
 @pytest.mark.parametrize("length", [["--epochs", "4"], ["--steps=4"]])

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mae.cli import main
-from mae.models.storage import model_metadata
-from mae.models.zoo import create_model
+from mae.models.file import model_metadata
+from mae.models.presets import create_model
 from mae.records import to_json
 from mae.training import checkpoint
 
@@ -121,7 +121,7 @@ def column(sheet: np.ndarray, number: int) -> np.ndarray:
 
 
 def test_hidden_pixels_in_the_file_change_the_leaky_column_alone(typed):
-    from mae.evaluation.pictures import reconstruct
+    from mae.evaluation.pictures.reconstruct import reconstruct
 
     hidden = reconstruct("model.safetensors", "0.png", device="cpu").hidden[0].numpy()
     other = noise(16, 16, seed=0)
@@ -154,7 +154,7 @@ def test_inpainting_names_both_files(typed, capsys):
 
 def test_an_animation_has_a_frame_a_checkpoint_in_order_of_steps(typed, capsys, monkeypatch):
     titles, masked = [], []
-    from mae.report import panels
+    from mae.report.figures import panels
 
     original = panels.write_sheet
 
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_no_frame(typed):
         ("reconstruct model.safetensors", 2, "no image is given"),
         ("reconstruct model.safetensors none.png --device cpu", 2, "none.png is not there; expected an image file"),
         ("reconstruct model.safetensors broken.png --device cpu", 1, "broken.png starts with"),
-        ("reconstruct model.safetensors bands.tif --device cpu", 2, "has 5 channels; the model was trained on images"),
+        ("reconstruct model.safetensors bands.tif --device cpu", 2, "has 5 channels; the model expects 3"),
         ("reconstruct model.safetensors 0.png --out o.jpg", 2, "--out is o.jpg; expected a name that ends in .png"),
         ("reconstruct run 0.png --animation --out o.png", 2, "expected a name that ends in .gif"),
         ("reconstruct model.safetensors 0.png --out 0.png", 2, "one of the images that are read"),
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_no_frame(typed):
         ("reconstruct timm:vit_tiny_patch16_224 0.png", 2, "timm:vit_tiny_patch16_224 has no decoder"),
         ("reconstruct hf:some/model 0.png", 2, "hf:some/model has no decoder"),
         ("reconstruct short 0.png --animation", 2, "short has 1 checkpoint; an animation needs two or more: pre-train"),
-        ("reconstruct short 0.png --animation", 2, "--keep-every"),
+        ("reconstruct short 0.png --animation", 2, "--checkpoint-keep-every"),
         ("reconstruct model.safetensors 0.png --animation", 2, "model.safetensors is no run folder"),
         ("reconstruct run 0.png --animation --inpaint --mask mask.png", 2, "leave out --inpaint"),
         ("reconstruct run 0.png --animation --mask-ratio 0.5 0.7", 2, "give one --mask-ratio"),

@@ -1,11 +1,13 @@
 """The command `mae watch`: its words, its exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mae.cli import COMMANDS, main
+from mae.core.method import MethodConfig
 from mae.recipes import recipe_config
 from mae.training.run_folder import RunFolder
 
@@ -15,8 +17,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that has just begun."""
     monkeypatch.setitem(COMMANDS, "watch", ("mae.cli.watch", "show the state of a run, live or over"))
     run = RunFolder(tmp_path / "run")
-    run.begin(recipe_config("demo").to_json(), {"images": 2048, "fingerprint": "f" * 16})
-    run.metrics.write_text(json.dumps({"step": 0, "yardsticks": {"zero": 0.75}}) + "\n")
+    run.begin(
+        replace(recipe_config("demo"), method=MethodConfig()).to_json(), {"images": 2048, "fingerprint": "f" * 16}
+    )
+    run.metrics.write_text(json.dumps({"step": 0, "baselines": {"zero": 0.75}}) + "\n")
     return run.root
 
 
@@ -34,6 +38,11 @@ def test_wrong_words_are_said(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert "holds no run" in capsys.readouterr().err
     assert main(["watch", str(folder), "--page", str(folder / "config.json")]) == 2
     assert "--page" in capsys.readouterr().err
+    begun = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**begun, "method": {"mask_ratio": 0.5}}))
+    assert main(["watch", str(folder)]) == 2
+    assert "config.json describes no whole model under 'method'" in capsys.readouterr().err
+    (folder / "config.json").write_text(json.dumps(begun))
     (folder / "metrics.jsonl").write_text("5\n")
     assert main(["watch", str(folder)]) == 1
     assert "holds what no run writes" in capsys.readouterr().err

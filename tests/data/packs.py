@@ -11,8 +11,8 @@ from data.pictures import encoded, noise
 from numpy.lib import format as npy_format
 from PIL import Image
 
-from mae.data.pack_format import INDEX, Manifest, read_manifest
-from mae.data.packing import PackResult, pack
+from mae.data.packs.writer import PackResult, pack
+from mae.data.sources.pack_format import INDEX, Manifest, read_manifest
 
 
 def jpeg(height: int = 12, width: int = 10, seed: int = 0, **options: object) -> bytes:

@@ -1,12 +1,15 @@
 """Images and sources for the data tests, all made on the spot."""
 
 import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from mae.data.limits import ImageInfo, UnreadableImage
+from mae.data.dataset.reading import ImageReader
+from mae.data.decode.limits import ImageInfo, UnreadableImage
+from mae.data.sources.source import Source
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -29,8 +32,18 @@ def png(height: int = 12, width: int = 10, seed: int = 0, channels: int = 3) -> 
     return encoded(Image.fromarray(pixels[..., 0] if channels == 1 else pixels))
 
 
-class Pictures:
-    """A source in memory for tests; numbers in `broken` cannot be loaded."""
+def loaded(source: Source, index: int) -> np.ndarray:
+    """An image of a source, read and decoded."""
+    return ImageReader(source=source).load(index)
+
+
+def probed(source: Source, index: int) -> ImageInfo:
+    """What is known of an image of a source from its header."""
+    return ImageReader(source=source).probe(index)
+
+
+class Pictures(Source):
+    """A source in memory for tests; numbers in `broken` cannot be read, though their sizes are recorded."""
 
     name = "pictures"
     note = "for a test"
@@ -41,12 +54,12 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.arrays)
 
-    def load(self, index: int) -> np.ndarray:
+    def read(self, index: int) -> np.ndarray:
         if index in self.broken:
             raise UnreadableImage(f"{self.item_name(index)} is broken for this test")
         return self.arrays[index]
 
-    def probe(self, index: int) -> ImageInfo:
+    def recorded(self, index: int) -> ImageInfo:
         height, width, channels = self.arrays[index].shape
         return ImageInfo(height=height, width=width, channels=channels, dtype=self.arrays[index].dtype)
 
@@ -61,3 +74,17 @@ class Pictures:
 
     def version(self) -> str:
         return "e" * 16
+
+    def take(self, indices: np.ndarray, note: str) -> "Pictures":
+        raise NotImplementedError
+
+
+def archive(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as writer:
+        for name, data in files.items():
+            writer.writestr(name, data)
+    return path
+
+
+def names_of(source) -> list[str]:
+    return [source.names[index] for index in range(len(source))]

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_linear_probe import slow_probe
-from tiny_bench import make_bench, small_model, striped
+from slow_probe import slow_probe
+from tiny_task import make_task, small_model, striped
 from torch import Tensor
 from torch.testing import assert_close
 
-from mae.evaluation import attention_pooling
-from mae.evaluation.bench import Bench
-from mae.evaluation.finetune import Finetune
-from mae.evaluation.linear_probe import LinearProbe, ProbeHeads
-from mae.evaluation.scores import top_k_accuracy
+from mae.evaluation.common import attention_pooling
+from mae.evaluation.common.metrics import top_k_accuracy
+from mae.evaluation.common.probe_heads import ProbeHeads
+from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.protocols.finetune import Finetune
+from mae.evaluation.protocols.linear_probe import LinearProbe
 from mae.models.classifier import ImageClassifier
 from mae.training.log import loss_rows, read_rows
 
@@ -31,8 +32,8 @@ Weights = Mapping[str, Tensor]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return make_bench(tmp_path, small_model(), train=striped(64, seed=1), test=striped(30, seed=2))
+def task(tmp_path: Path) -> LabelledTask:
+    return make_task(tmp_path, small_model(), train=striped(64, seed=1), test=striped(30, seed=2))
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, kind: type[torch.nn.Module]) -> tuple[dict[str, Tensor], list[Any]]:
@@ -113,9 +114,9 @@ def merged(w: Weights) -> dict[str, Tensor]:
     return plain
 
 
-def last_checkpoint(bench: Bench, protocol: str) -> tuple[dict[str, Tensor], list[float]]:
+def last_checkpoint(task: LabelledTask, protocol: str) -> tuple[dict[str, Tensor], list[float]]:
     """The last weights, and the loss of each step."""
-    (folder,) = (bench.folder / "evaluation" / protocol).iterdir()
+    (folder,) = (task.folder / "evaluation" / protocol).iterdir()
     losses = [row["loss"] for row in loss_rows(read_rows(folder / "metrics.jsonl"))]
     return load_file(max((folder / "checkpoints").iterdir()) / "model.safetensors"), losses
 
@@ -129,10 +130,10 @@ def keyless(name: str, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("lora", [None, 2])
-def test_fine_tuning_is_the_papers(monkeypatch: pytest.MonkeyPatch, bench: Bench, lora: int | None):
+def test_fine_tuning_is_the_papers(monkeypatch: pytest.MonkeyPatch, task: LabelledTask, lora: int | None):
     start, batches = recorded(monkeypatch, ImageClassifier)
     options = {"augment": False, "mixing": False, "drop_path": 0.0, "lora": lora, "weight_decay": 0.3}
-    found = Finetune(epochs=4, batch_size=16, base_lr=0.1, warmup_epochs=1, **options).run(bench)
+    found = Finetune(epochs=4, batch_size=16, base_lr=0.1, warmup_epochs=1, **options).run(task)
     assert len(batches) == 16
 
     w = {name: tensor.double() for name, tensor in start.items()}
@@ -155,7 +156,7 @@ def test_fine_tuning_is_the_papers(monkeypatch: pytest.MonkeyPatch, bench: Bench
         rate = half_cosine(step, steps=16, warmup=4, peak=0.1 * 16 / 256, floor=1e-6)
         optimizer.step(trained, lambda name, rate=rate: rate * share(name), decay)
 
-    weights, told = last_checkpoint(bench, "finetune")
+    weights, told = last_checkpoint(task, "finetune")
     assert told == pytest.approx(losses, rel=1e-4)
     assert weights.keys() == w.keys()
     moved = {name: float((weights[name] - start[name]).abs().max()) for name in w}
@@ -168,22 +169,22 @@ def test_fine_tuning_is_the_papers(monkeypatch: pytest.MonkeyPatch, bench: Bench
             atol=2e-4,
             msg=lambda m, n=name: f"{n}: {m}",
         )
-    pixels = torch.stack([bench.images("test").get(number) for number in range(30)]).double() / 255
+    pixels = torch.stack([task.images("test").get(number) for number in range(30)]).double() / 255
     with torch.no_grad():
         logits = classify(merged(w), (pixels - 0.5) / 0.25)
-    assert found.result["top1"] == top_k_accuracy(logits.topk(1).indices, bench.labels("test"))
+    assert found.numbers["top1"] == top_k_accuracy(logits.topk(1).indices, task.labels("test"))
 
 
-def test_the_official_probe_is_the_papers_from_end_to_end(monkeypatch: pytest.MonkeyPatch, bench: Bench):
+def test_the_official_probe_is_the_papers_from_end_to_end(monkeypatch: pytest.MonkeyPatch, task: LabelledTask):
     start, batches = recorded(monkeypatch, ProbeHeads)
-    found = LinearProbe(official=True, epochs=4, batch_size=16, base_lr=800, warmup_epochs=1).run(bench)
+    found = LinearProbe(official=True, epochs=4, batch_size=16, base_lr=800, warmup_epochs=1).run(task)
     assert len(batches) == 16
     rates = [half_cosine(step, steps=16, warmup=4, peak=50.0, floor=0.0) for step in range(16)]
-    weights, _ = last_checkpoint(bench, "linear_probe")
-    pixels = torch.stack([bench.images("test").get(number) for number in range(30)]).float() / 255
-    tested = bench.extractor.named((pixels - 0.5) / 0.25)
+    weights, _ = last_checkpoint(task, "linear_probe")
+    pixels = torch.stack([task.images("test").get(number) for number in range(30)]).float() / 255
+    tested = task.extractor.named((pixels - 0.5) / 0.25)
     for name in ("cls", "mean"):
-        seen = [(bench.extractor.named(images)[name].double().numpy(), labels.numpy()) for images, labels in batches]
+        seen = [(task.extractor.named(images)[name].double().numpy(), labels.numpy()) for images, labels in batches]
         weight, bias, mean, variance = slow_probe(start[f"heads.{name}.weight"].double().numpy(), seen, rates)
         for key, expected in (
             (f"heads.{name}.weight", weight),
@@ -192,8 +193,8 @@ def test_the_official_probe_is_the_papers_from_end_to_end(monkeypatch: pytest.Mo
         ):
             np.testing.assert_allclose(weights[key].numpy(), expected, rtol=2e-3, atol=2e-4, err_msg=key)
         logits = (tested[name].double().numpy() - mean) / np.sqrt(variance + 1e-6) @ weight.T + bias
-        expected = top_k_accuracy(torch.from_numpy(logits).topk(1).indices, bench.labels("test"))
-        assert found.result["this model"][name]["top1"] == expected
+        expected = top_k_accuracy(torch.from_numpy(logits).topk(1).indices, task.labels("test"))
+        assert found.numbers["this model"][name]["top1"] == expected
 
 
 def test_the_attentive_probe_is_its_papers_from_end_to_end(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import create_model
+from mae.models.presets import create_model
 
 CPU = {"device": "cpu"}
 SIDE, PATCH = 16, 4

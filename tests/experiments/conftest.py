@@ -1,4 +1,4 @@
-"""A small labelled set, and one small study of it, carried out once for all tests that look at what it left."""
+"""A small labelled data set, and one small study of it, run once for all tests."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from mae.experiments.run import StudyOutcome, study
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test looks at what is drawn as a run goes."""
+    """No test reads the pictures that runs draw."""
     without_pictures(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gratings of 8 x 8 pixels, a class a direction: 3 times 20 to learn from, 3 times 6 to be tested on."""
+    """Gratings of 8 x 8 pixels, one direction per class: 3 x 20 for training, 3 x 6 for testing."""
     root, rng = tmp_path_factory.mktemp("gratings"), np.random.default_rng(0)
     rows, columns = np.mgrid[:8, :8]
     for part, count in (("train", 20), ("test", 6)):

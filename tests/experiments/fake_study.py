@@ -1,4 +1,4 @@
-"""Made-up studies: numbers with a known effect, losses in real files."""
+"""Synthetic studies: numbers with a known effect, losses in real files."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mae.experiments.results import Arm, Metric, RunResult, StudyResult
+from mae.experiments.core.metrics import Metric
+from mae.experiments.core.results import RunResult, StudyResult, Variant
 
 PROBE = Metric(name="probe", title="linear probe, top-1", better="higher", kind="share")
 LOSS = Metric(name="loss_50", title="loss at 50 %", better=None, kind="number")
@@ -16,7 +17,7 @@ METRICS = (PROBE, LOSS, PSNR, EPOCH)
 
 
 def write_losses(folder: Path, *, level: float, samples: Sequence[int] = (100, 200, 300, 400)) -> None:
-    """A metrics file as a run leaves it: the total is not the reconstruction term."""
+    """A run's metrics file; its total loss differs from the reconstruction term."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict] = [{"step": 0, "samples": 0, "evaluation": {"effective_rank": 3.0}}]
     rows += [
@@ -32,22 +33,22 @@ def fake_study(
     effects: Mapping[str, float],
     seeds: Sequence[int] = (0, 1, 2),
     left_out: Collection[tuple[str, int]] = (),
-    places: Mapping[str, float] | None = None,
-    change: Callable[[str, int, dict[str, float]], None] = lambda arm, seed, numbers: None,
+    xs: Mapping[str, float] | None = None,
+    change: Callable[[str, int, dict[str, float]], None] = lambda variant, seed, numbers: None,
 ) -> StudyResult:
-    """A study in which an arm's probe lies so many points (shares) above the first arm's, with little noise.
+    """A study in which each variant's probe exceeds the first variant's by its effect (a share), with little noise.
 
     Args:
         folder: where the runs' losses go.
-        effects: by arm; the first is the reference.
-        seeds: of each arm.
+        effects: by variant; the first is the reference.
+        seeds: of each variant.
         left_out: runs that are not done.
-        places: of the arms.
+        xs: each variant's `x`.
         change: of a run's numbers, in place.
     """
     draw = np.random.default_rng(0)
     runs = []
-    for arm, effect in effects.items():
+    for variant, effect in effects.items():
         for seed in seeds:
             noise = float(draw.normal(0, 0.0005))
             numbers = {
@@ -56,24 +57,24 @@ def fake_study(
                 "psnr": 18.0 + noise,
                 "epoch": 70.0,
             }
-            change(arm, seed, numbers)
-            run = folder / "runs" / f"{arm}-{seed}"
-            if (arm, seed) not in left_out:
+            change(variant, seed, numbers)
+            run = folder / "runs" / f"{variant}-{seed}"
+            if (variant, seed) not in left_out:
                 write_losses(run, level=0.5 + 0.1 * seed)
-                commands = (f"mae pretrain --out {arm}-{seed} --seed {seed}", f"mae evaluate {arm}-{seed}")
-                runs.append(RunResult(arm=arm, seed=seed, folder=run, numbers=numbers, commands=commands))
+                commands = (f"mae pretrain --out {variant}-{seed} --seed {seed}", f"mae evaluate {variant}-{seed}")
+                runs.append(RunResult(variant=variant, seed=seed, folder=run, numbers=numbers, commands=commands))
     return StudyResult(
         name="compare",
         question="Does it help?",
         reference=next(iter(effects)),
-        arms=tuple(
-            Arm(
-                name=arm,
-                what=f"{arm} in words",
+        variants=tuple(
+            Variant(
+                name=variant,
+                what=f"{variant} in words",
                 options={"depth": 4, "width": 8 if effect else 6},
-                place=places[arm] if places else None,
+                x=xs[variant] if xs else None,
             )
-            for arm, effect in effects.items()
+            for variant, effect in effects.items()
         ),
         seeds=tuple(seeds),
         metrics=METRICS,

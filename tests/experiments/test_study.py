@@ -1,4 +1,4 @@
-"""Studies carried out: what is done, what is done again, what is refused, what is left behind."""
+"""Studies from request to report: what is run, resumed, refused and written."""
 
 import json
 import os
@@ -21,16 +21,16 @@ from tiny_study import TINY
 import mae
 from mae.cli import main
 from mae.errors import UsageError
-from mae.experiments.features import Features
-from mae.experiments.run import StudyOutcome, run_features, study
+from mae.experiments.run import StudyOutcome, compare_models, study
+from mae.experiments.studies.features import Features
 
 pytestmark = pytest.mark.slow
 RUNS = ["original-seed0", "improved-seed0", "original-seed1", "improved-seed1"]
 
 
-def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
+def test_every_variant_runs_with_every_seed(compared: StudyOutcome):
     assert compared.finished and sorted(path.name for path in (compared.folder / "runs").iterdir()) == sorted(RUNS)
-    assert [(run.arm, run.seed) for run in compared.result.runs] == [
+    assert [(run.variant, run.seed) for run in compared.result.runs] == [
         ("original", 0), ("improved", 0), ("original", 1), ("improved", 1)
     ]  # fmt: skip
     for run in compared.result.runs:
@@ -39,7 +39,7 @@ def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
             "finetune",
             "knn",
             "psnr",
-            "psnr_told",
+            "psnr_true_statistics",
             "ssim",
             "laplacian",
             "loss",
@@ -48,17 +48,18 @@ def test_every_arm_is_run_with_every_seed(compared: StudyOutcome):
         assert measured <= run.numbers.keys()
 
 
-def test_the_arms_are_what_they_are_called(compared: StudyOutcome):
+def test_variants_have_their_loss_terms(compared: StudyOutcome):
     terms = {
-        run.arm: json.loads((run.folder / "summary.json").read_text())["terms"].keys() for run in compared.result.runs
+        run.variant: json.loads((run.folder / "summary.json").read_text())["terms"].keys()
+        for run in compared.result.runs
     }
     assert terms == {
         "original": {"reconstruction"}, "improved": {"reconstruction", "laplacian", "uniformity"}
     }  # fmt: skip
 
 
-def test_a_seed_decides_everything_but_what_is_tried(compared: StudyOutcome, tmp_path: Path):
-    """The commands shown give the same weights again, and the same judgement."""
+def test_commands_shown_repeat_a_run(compared: StudyOutcome, tmp_path: Path):
+    """The commands shown give the same weights again, and the same numbers."""
     run = compared.result.runs[1]
     train, knn, *_ = (shlex.split(command)[1:] for command in run.commands)
     again = str(tmp_path / "again")
@@ -76,24 +77,24 @@ def test_seeds_differ(compared: StudyOutcome):
     assert not torch.equal(first["encoder.norm.weight"], second["encoder.norm.weight"])
 
 
-def test_the_report_answers_and_shows_how(compared: StudyOutcome):
+def test_report(compared: StudyOutcome):
     assert compared.report == compared.folder / "report.html"
     page = compared.report.read_text()
     for expected in (
         "Is improved better than original",
-        "yardstick: knn, random weights",
+        "baseline: knn, random weights",
         "--laplacian 0.05",
         "data:image",
     ):
         assert expected in page
-    values = [run.numbers["finetune"] for run in compared.result.runs if run.arm == "improved"]
+    values = [run.numbers["finetune"] for run in compared.result.runs if run.variant == "improved"]
     assert f"{50 * sum(values):.1f} &#177; " in page  # two seeds, in percent
     assert "http" not in page.replace("http-equiv", "")
     record = json.loads((compared.folder / "result.json").read_text())
     assert len(record["runs"]) == 4
 
 
-def test_what_is_done_is_not_done_again(compared: StudyOutcome, labelled: Path):
+def test_finished_runs_are_not_repeated(compared: StudyOutcome, labelled: Path):
     def written() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in (compared.folder / "runs").rglob("*") if path.is_file()}
 
@@ -102,17 +103,17 @@ def test_what_is_done_is_not_done_again(compared: StudyOutcome, labelled: Path):
     assert written() == before and again.finished and again.result.runs == compared.result.runs
 
 
-def test_another_study_in_the_folder_is_refused(compared: StudyOutcome, labelled: Path):
+def test_other_options_in_the_folder_are_refused(compared: StudyOutcome, labelled: Path):
     with pytest.raises(UsageError, match=r"run original-seed0 differs: batch_size was 15, is now 20\."):
         study("compare", labelled, out=compared.folder, seeds=2, **{**TINY, "batch_size": 20})
 
 
-def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Path):
+def test_refused_study_writes_nothing(labelled: Path, tmp_path: Path):
     out = tmp_path / "study"
     for changes, says in (
         (
             {"mask_warmup": 5.0},
-            r"arm improved: the warm-up \(--mask-warmup\) is 5 epochs, but the whole run has 1 epochs",
+            r"variant improved: the warm-up \(--mask-warmup\) is 5 epochs, but the whole run has 1 epochs",
         ),
         ({"data": str(tmp_path)}, "holds no images"),
         ({"seeds": 0}, "one seed or more"),
@@ -122,8 +123,8 @@ def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Pa
             study("compare", labelled, out=out, **{**TINY, **changes})
         assert not out.exists()
     unsettled = {name: value for name, value in TINY.items() if name != "batch_size"}
-    with pytest.raises(UsageError, match=r"the arms differ in --batch-size \(original: 60, demo: 32\)"):
-        study("compare", labelled, out=out, arms=["original", "demo"], **unsettled)
+    with pytest.raises(UsageError, match=r"the variants differ in --batch-size \(original: 60, demo: 32\)"):
+        study("compare", labelled, out=out, variants=["original", "demo"], **unsettled)
     assert not out.exists()
     out.mkdir()
     (out / "letter.txt").write_text("mine")
@@ -131,7 +132,7 @@ def test_a_study_that_cannot_be_done_writes_nothing(labelled: Path, tmp_path: Pa
         study("compare", labelled, out=out, **TINY)
 
 
-def test_models_beside_each_other_and_beside_what_must_be_beaten(
+def test_features_study_with_baselines(
     compared: StudyOutcome, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_jobs_here(monkeypatch)
@@ -139,7 +140,7 @@ def test_models_beside_each_other_and_beside_what_must_be_beaten(
     missing = str(tmp_path / "missing")
 
     def beside(*models: str) -> StudyOutcome:
-        return run_features(
+        return compare_models(
             Features(models=models), data=str(labelled), data_root=Path("data"), out=tmp_path / "features",
             device="cpu", console=Console(quiet=True),
         )  # fmt: skip
@@ -148,18 +149,18 @@ def test_models_beside_each_other_and_beside_what_must_be_beaten(
         beside(runs[0], missing)
     assert not (tmp_path / "features").exists()
     found = beside(runs[0])
-    assert [run.arm for run in found.result.runs] == [runs[0], "random weights", "raw pixels"]
+    assert [run.variant for run in found.result.runs] == [runs[0], "random weights", "raw pixels"]
     assert ("feature of " + runs[0], "mean") in found.result.facts
     expected = compared.result.runs[0].numbers
     assert found.result.runs[0].numbers["knn"] == expected["knn"]
     assert found.result.runs[0].numbers["linear_probe"] == expected["linear_probe"]
     again = mae.study("features", labelled, models=[runs[1], runs[0]], out=tmp_path / "features", quiet=True)
-    assert [run.arm for run in again.result.runs][:2] == [runs[1], runs[0]]
+    assert [run.variant for run in again.result.runs][:2] == [runs[1], runs[0]]
     assert again.result.runs[1].numbers == found.result.runs[0].numbers
     assert again.result.warnings == ()
 
 
-def test_near_copies_of_training_images_in_the_test_part_are_told(
+def test_near_duplicates_are_reported(
     compared: StudyOutcome, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
@@ -190,14 +191,14 @@ def wait_for_steps(path: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_study_goes_on_where_it_was(
+def test_stopped_study_resumes(
     labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     out = tmp_path / "study"
     asked = (
         f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
         f"--patch-size 2 --batch-size 15 --steps 80 --workers 0 --device cpu --finetune-epochs 0 --mlp-ratio 0.5 "
-        f"--decoder-depth 1 --precision fp32 --skip-doctor --out {out}"
+        f"--decoder-depth 1 --precision fp32 --no-doctor --out {out}"
     ).split()
     process = start(*asked)
     run = out / "runs" / "ratio0.75-seed0"
@@ -205,7 +206,9 @@ def test_a_stopped_study_goes_on_where_it_was(
     os.kill(process.pid, signal.SIGINT)
     said = process.communicate(timeout=120)[0].decode()
     assert (
-        process.returncode == 130 and "Ask for the study again" in said and "waiting until what runs is saved" in said
+        process.returncode == 130
+        and "rerun the same command" in said
+        and "waiting until running jobs are saved" in said
     )
     assert re.search(r"0 of 2 runs done; ratio0\.75-seed0: step \d+/80", said)
     assert list((run / "checkpoints").glob("step-*")) and not (out / "report.html").exists()
@@ -213,13 +216,13 @@ def test_a_stopped_study_goes_on_where_it_was(
     run_jobs_here(monkeypatch)
     assert main(asked[1:]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "no verdict: one seed" in said and "All metrics" in said and "Look at" in said
+    assert "no verdict: one seed" in said and "All metrics" in said and "Report:" in said
     assert (out / "report.html").exists() and (out / "tradeoff.png").exists()
     found = json.loads((out / "result.json").read_text())
     first, second = (run["numbers"] for run in found["runs"])
     assert first["psnr"] == first["psnr_own"] and second["psnr"] != second["psnr_own"]  # the first hides 75 % itself
-    yardsticks = {name for name, _ in found["facts"] if name.startswith("yardstick: psnr")}
-    assert {"yardstick: psnr, mean_colour", "yardstick: psnr, mean_colour_own"} <= yardsticks
+    baselines = {name for name, _ in found["facts"] if name.startswith("baseline: psnr")}
+    assert {"baseline: psnr, mean_colour", "baseline: psnr, mean_colour_own"} <= baselines
     whole = mae.pretrain(
         labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, mlp_ratio=0.5, decoder_depth=1,
         batch_size=15, steps=80, workers=0, device="cpu", precision="fp32", out=tmp_path / "whole", quiet=True,
@@ -228,7 +231,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_run_whose_study_is_gone_saves_and_ends(labelled: Path, tmp_path: Path):
+def test_orphaned_run_saves_and_ends(labelled: Path, tmp_path: Path):
     asked = (
         f"mae study mask_ratio {labelled} --ratios 0.75 0.5 --seeds 1 --model mae_vit_lesson_patch4 --img-size 8 "
         f"--patch-size 2 --batch-size 15 --epochs 5000 --workers 0 --device cpu --out {tmp_path / 'study'}"

@@ -114,7 +114,7 @@ def tarred(files: list[tuple[str | tarfile.TarInfo, bytes]], form: int = tarfile
 
 
 def tars() -> list[tuple[str, bytes, Verdict, str]]:
-    """Tars by name, with the verdict on each; tests/data/test_webdataset.py has more."""
+    """Tars by name, with the verdict on each; tests/data/sources/test_webdataset.py has more."""
     good = tarred([("a.png", picture())])
 
     def member(kind: bytes, size: int = 0, **fields: object) -> tarfile.TarInfo:
@@ -139,12 +139,12 @@ def tars() -> list[tuple[str, bytes, Verdict, str]]:
         ("tar that claims 1 TB", claiming(tarfile.REGTYPE, 1 << 40), "refused", "claims"),
         ("tar of a name of 1 TB", claiming(tarfile.GNUTYPE_LONGNAME, 1 << 40), "refused", "claims"),
         ("tar of a header of 2 MB", claiming(tarfile.XHDTYPE, 2 << 20), "refused", "claims"),
-        ("tar of 20,000 headers of headers", tarred(nested), "refused", "no line of a pax header"),
+        ("tar of 20,000 headers of headers", tarred(nested), "refused", "not a line of a pax header"),
         ("tar of a wrong checksum", good[:10] + b"x" + good[11:], "refused", "checksum"),
         ("tar cut", good[:600], "refused", "claims"),
         ("tar of nothing", b"", "refused", "no images"),
         ("tar that is a zip", zipped([("a.png", picture())]), "refused", "cut short|whole tar"),
-        ("tar that is compressed", gzip.compress(good), "refused", "compressed by gzip"),
+        ("tar that is compressed", gzip.compress(good), "refused", "compressed with gzip"),
         ("tar in a tar", tarred([("inner.tar", good)]), "refused", "no images"),
         ("tar in a tar, called png", tarred([("inner.png", good)]), "refused", "starts with"),
     ]

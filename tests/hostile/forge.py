@@ -83,7 +83,7 @@ def strip_tiff(width: int, height: int, strip: bytes, *, bands: int = 5, bits: i
 
 
 def bmp(width: int, height: int, runs: bytes, *, bits: int = 8) -> bytes:
-    """A grey BMP compressed by run lengths."""
+    """A grey run-length encoded BMP."""
     palette = b"".join(bytes((level, level, level, 0)) for level in range(1 << bits))
     start = 54 + len(palette)
     sizes = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, {8: 1, 4: 2}[bits], len(runs), 0, 0, 0, 0)

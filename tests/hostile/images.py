@@ -91,9 +91,6 @@ def _valid_tiffs() -> dict[str, tuple[bytes, str]]:
     rgb, bands = f"{WIDE}x{HIGH}x3 uint8", f"{WIDE}x{HIGH}x5 uint16"
     many = {"photometric": "minisblack"}
     planes = np.moveaxis(_DEEP, 2, 0).copy()
-    row = np.arange(WIDE * 5, dtype="<u2").tobytes()
-    runs = b"".join(b"\x7f" + row[at : at + 128] for at in range(0, len(row) - 127, 128))
-    runs += bytes([len(row) % 128 - 1]) + row[len(row) // 128 * 128 :]
     return {
         "tiff": (tiff(_COLOUR, photometric="rgb"), rgb),
         "tiff deflate": (tiff(_COLOUR, photometric="rgb", compression="zlib"), rgb),
@@ -103,7 +100,6 @@ def _valid_tiffs() -> dict[str, tuple[bytes, str]]:
         "tiff float": (tiff(_DEEP[..., 0].astype(np.float32)), f"{WIDE}x{HIGH}x1 float32"),
         "tiff bands": (tiff(_DEEP, **many, planarconfig="contig"), bands),
         "tiff bands, deflate": (tiff(_DEEP, **many, planarconfig="contig", compression="zlib", rowsperstrip=3), bands),
-        "tiff bands, PackBits": (strip_tiff(WIDE, HIGH, runs, compression=32773), bands),
         "tiff bands by planes": (tiff(planes, **many, planarconfig="separate", compression="zlib"), bands),
         "tiff bands in tiles": (tiff(_DEEP, **many, planarconfig="contig", tile=(16, 16), compression="zlib"), bands),
         "bigtiff bands": (tiff(_DEEP, **many, planarconfig="contig", bigtiff=True), bands),
@@ -149,13 +145,11 @@ def hostile() -> list[Made]:
         ("png of pixels that are missing", png(LARGEST, LARGEST, packed_row), "refused", "whole PNG"),
         ("jpeg bomb", resized_jpeg(jpeg, 65500, 65500), "refused", "a side may have"),
         ("jpeg of 40,000 scans", more_scans(resized_jpeg(jpeg, LARGEST, LARGEST), 40_000), "refused", "JPEG of 40,0"),
-        ("bmp of runs, large", bmp(LARGEST, LARGEST, b"\xff\7\0\0" * LARGEST, bits=4), "refused", "run lengths"),
-        ("bmp of empty runs", bmp(99, 99, bytes(20 << 20)), "refused", "run lengths"),
+        ("bmp of runs, large", bmp(LARGEST, LARGEST, b"\xff\7\0\0" * LARGEST, bits=4), "refused", "run-length"),
+        ("bmp of empty runs", bmp(99, 99, bytes(20 << 20)), "refused", "run-length"),
         ("tiff of strips that grow", strip_tiff(64, 64, too_long), "ok", "64x64x5 uint16"),
-        ("tiff of PackBits that grow", strip_tiff(64, 64, b"\x81\7" * (1 << 15), compression=32773), "ok",
-         "64x64x5 uint16"),
-        ("tiff of much PackBits", strip_tiff(64, 64, b"\x81\7" * (1 << 17), compression=32773), "refused", "8 MiB"),
-        ("tiff of PackBits without end", strip_tiff(64, 64, b"\x80" * 90_000, compression=32773), "refused", "whole"),
+        ("tiff of bands in PackBits", strip_tiff(64, 64, b"\x81\7" * (1 << 15), compression=32773), "refused",
+         "compressed with PACKBITS"),
         ("tiff of a strip that ends early", strip_tiff(64, 64, zlib.compress(strip)[:-3]), "refused", "ends early"),
         ("tiff without most strips", strip_tiff(64, 64, strip, compression=1, strips=9), "refused", "9 strips"),
         ("tiff without most strips, 8 bits", strip_tiff(64, 64, strip[:192], bands=3, bits=8, compression=1, strips=9),
@@ -168,7 +162,7 @@ def hostile() -> list[Made]:
         ("tiff of a tag beyond the file", strip_tiff(64, 64, strip, counts={258: 1 << 31}), "refused", ""),
         ("tiff of depth", strip_tiff(64, 64, strip, compression=1, more=[(32997, 4, [1 << 30])]), "refused", "axes Z"),
         ("tiff that is its own next page", b"II*\0\x08\0\0\0\0\0\x08\0\0\0", "refused", ""),
-        ("tiff of unknown packing", strip_tiff(64, 64, strip, compression=50000), "refused", "compressed by"),
+        ("tiff of unknown packing", strip_tiff(64, 64, strip, compression=50000), "refused", "compressed with"),
         ("tiff of NaN", tiff(np.full((4, 4), np.nan, np.float32)), "refused", "NaN"),
         ("tiff of complex numbers", tiff(np.ones((4, 4), np.complex64)), "refused", "expected real ones"),
         ("npy of objects", npy(np.array([[print]]), allow_pickle=True), "refused", "object values"),

@@ -11,16 +11,16 @@ import torch
 from hostile.corpus import Case, Verdict
 from safetensors.torch import save_file
 
-from mae.models.config import ModelConfig
-from mae.models.storage import model_metadata
-from mae.models.zoo import build_model
+from mae.core.method import MethodConfig
+from mae.models.file import model_metadata
+from mae.models.presets import build_model
 from mae.training.checkpoint import commit, stage, take_snapshot
 from mae.training.state import TrainingState
 
-SMALL = ModelConfig(
-    img_size=(8, 8), patch_size=(4, 4), embed_dim=8, depth=1, num_heads=2, decoder_embed_dim=8, decoder_depth=1,
-    decoder_num_heads=2,
-)  # fmt: skip
+SMALL = MethodConfig().override({
+    "img_size": (8, 8), "patch_size": (4, 4), "embed_dim": 8, "depth": 1, "num_heads": 2, "decoder_embed_dim": 8,
+    "decoder_depth": 1, "decoder_num_heads": 2,
+})  # fmt: skip
 DEEP = 100_000
 """Brackets inside one another: more than Python calls may be."""
 
@@ -31,43 +31,80 @@ def configs() -> Texts:
     """`config.json` of a run."""
     nested = '{"model": ' + "[" * DEEP + "]" * DEEP + "}"
     return [
-        ("config", '{"model": "mae_vit_base_patch16", "steps": 5}', "ok", ""),
+        ("config", '{"model": "mae_vit_base_patch16", "optim": {"steps": 5}}', "ok", ""),
         ("config nested deeply", nested, "refused", "cannot be read as JSON"),
         ("config nested", '{"model": ' + "[" * 900 + "]" * 900 + "}", "refused", ""),
-        ("config of a huge whole number", '{"steps": ' + "9" * 4000 + "}", "either", ""),
-        ("config of a number without end", '{"steps": ' + "9" * 99999 + "}", "refused", "cannot be read as JSON"),
-        ("config of a huge number", '{"lr": 1e999}', "refused", "--lr is inf"),
-        ("config of NaN", '{"mask_ratio": NaN}', "refused", "--mask-ratio is nan"),
-        ("config of minus infinity", '{"lr": -Infinity}', "refused", "--lr is -inf"),
-        ("config of a wrong kind", '{"steps": "5"}', "refused", "option steps is '5'"),
-        ("config of a yes that is a number", '{"compile": 1}', "refused", "option compile is 1"),
-        ("config of an unknown key", '{"_target_": "os.system"}', "refused", "unknown option '_target_'"),
-        ("config of code", '{"model": {"__class__": "os.system", "args": ["true"]}}', "refused", "option model is"),
+        ("config of a huge whole number", '{"optim": {"steps": ' + "9" * 4000 + "}}", "either", ""),
+        (
+            "config of a number without end",
+            '{"optim": {"steps": ' + "9" * 99999 + "}}",
+            "refused",
+            "cannot be read as JSON",
+        ),
+        ("config of a huge number", '{"optim": {"lr": 1e999}}', "refused", "--lr is inf"),
+        ("config of NaN", '{"method": {"mask_ratio": NaN}}', "refused", "mask_ratio is nan"),
+        ("config of minus infinity", '{"optim": {"lr": -Infinity}}', "refused", "lr is -inf"),
+        ("config of a wrong kind", '{"optim": {"steps": "5"}}', "refused", "option steps is '5'"),
+        ("config of a yes that is a number", '{"machine": {"compile": 1}}', "refused", "option compile is 1"),
+        ("config of an unknown key", '{"_target_": "os.system"}', "refused", "unknown group of options '_target_'"),
+        (
+            "config of code",
+            '{"model": {"__class__": "os.system", "args": ["true"]}}',
+            "refused",
+            "model is {'__class__'",
+        ),
+        ("config of code as a mask", '{"method": {"mask": {"kind": "os.system"}}}', "refused", "unknown mask"),
+        (
+            "config of a mask from a package",
+            '{"method": {"mask": {"kind": "x", "package": "os"}}}',
+            "refused",
+            "install",
+        ),
         ("config of YAML", "model: !!python/object/apply:os.system ['true']", "refused", "cannot be read as JSON"),
-        ("config of a long text", json.dumps({"steps": "a" * 999_999}), "refused", "^.{0,400}$"),
+        ("config of a long text", json.dumps({"optim": {"steps": "a" * 999_999}}), "refused", "^.{0,400}$"),
         ("config of a long key", json.dumps({"a" * 999_999: 1}), "refused", ""),
         ("config of half a letter", '{"source": "\\ud800"}', "refused", ""),
-        ("config of a NUL", '{"out": "a\\u0000b"}', "either", ""),
-        ("config of one key twice", '{"steps": -1, "steps": 5}', "ok", ""),
+        ("config of a NUL", '{"machine": {"out": "a\\u0000b"}}', "either", ""),
+        ("config of one key twice", '{"optim": {"steps": -1, "steps": 5}}', "ok", ""),
         ("config that is a list", "[]", "refused", "expected a JSON object"),
         ("config that is nothing", "", "refused", "cannot be read as JSON"),
         ("config of other bytes", "\udcff\udcfe{}", "refused", "cannot be read as JSON"),
-        ("config of wrong sizes", '{"img_size": [1, 2, 3]}', "refused", "option img_size"),
+        ("config of wrong sizes", '{"method": {"img_size": [1, 2, 3]}}', "refused", "img_size is"),
     ]
+
+
+def image(options: str) -> str:
+    """A model's configuration that says so much of its tokenizer."""
+    return f'{{"tokenizer": {{"kind": "image", {options}}}}}'
+
+
+def vit(options: str) -> str:
+    """The same of its encoder."""
+    return f'{{"encoder": {{"kind": "vit", {options}}}}}'
 
 
 def model_configs() -> Texts:
     """The configuration of a model."""
     return [
-        ("model config of giant sides", '{"img_size": [99999, 99999]}', "refused", "img_size is 99999"),
-        ("model config of giant width", '{"embed_dim": 1000000000000}', "refused", "embed_dim is"),
-        ("model config of a giant table", '{"img_size": [16384, 16384], "patch_size": [1, 1]}', "refused", "tokens"),
-        ("model config of no patch", '{"patch_size": [0, 0]}', "refused", "patch_size is 0"),
-        ("model config of NaN", '{"mlp_ratio": NaN}', "refused", "mlp_ratio is nan"),
-        ("model config of a statistic of NaN", '{"mean": [NaN, 0, 0]}', "refused", "finite"),
-        ("model config of a deviation of 0", '{"std": [0, 0, 0]}', "refused", "above 0"),
-        ("model config of code", '{"loss": "__import__(\'os\')"}', "refused", "loss is"),
+        ("model config of giant sides", image('"img_size": [99999, 99999]'), "refused", "img_size is .99999"),
+        ("model config of giant width", vit('"embed_dim": 1000000000000'), "refused", "embed_dim is"),
+        (
+            "model config of a giant table",
+            image('"img_size": [16384, 16384], "patch_size": [1, 1]'),
+            "refused",
+            "tokens",
+        ),
+        ("model config of no patch", image('"patch_size": [0, 0]'), "refused", "patch_size is .0"),
+        ("model config of NaN", vit('"mlp_ratio": NaN'), "refused", "mlp_ratio is nan"),
+        ("model config of a statistic of NaN", image('"mean": [NaN, 0, 0]'), "refused", "finite"),
+        ("model config of a std of 0", image('"std": [0, 0, 0]'), "refused", "above 0"),
+        ("model config of code", '{"loss": "__import__(\'os\')"}', "refused", "unknown loss"),
+        ("model config of a kind that is code", '{"loss": {"kind": "__import__(\'os\')"}}', "refused", "unknown loss"),
         ("model config of half a letter", '{"loss": "\\ud800"}', "refused", ""),
+        ("model config of half a letter in a mean", image('"channels": ["\\ud800", "a", "b"]'), "either", ""),
+        ("model config of a part that is a list", '{"mask": []}', "refused", "mask is"),
+        ("model config of terms that are a number", '{"terms": 3}', "refused", "terms is 3"),
+        ("model config of a term twice", '{"terms": [{"kind": "laplacian"}, {"kind": "laplacian"}]}', "either", ""),
     ]
 
 
@@ -96,8 +133,9 @@ def model_files(good: bytes) -> list[tuple[str, bytes, Verdict, str]]:
         text = record if isinstance(record, str) else json.dumps(record)
         return safetensors({**header, "__metadata__": {"mae": text}}, data)
 
-    def configured(**options: Any) -> bytes:
-        return claiming({**told, "config": {**told["config"], **options}})
+    def configured(part: str, **options: Any) -> bytes:
+        config = told["config"]
+        return claiming({**told, "config": {**config, part: {**config[part], **options}}})
 
     not_finite = bytearray(data)
     not_finite[:4] = struct.pack("<f", float("nan"))
@@ -126,12 +164,12 @@ def model_files(good: bytes) -> list[tuple[str, bytes, Verdict, str]]:
         ("model of JSON nested deeply", claiming("[" * DEEP + "]" * DEEP), "refused", "header"),
         ("model of another format", claiming({**told, "format": 99}), "refused", "format 99"),
         ("model of a list", claiming([]), "refused", "header"),
-        ("model of unknown options", configured(code="os.system"), "refused", "unknown"),
-        ("model of giant options", configured(depth=256, embed_dim=16384), "refused", ""),
-        ("model of other options", configured(embed_dim=16), "refused", "expected"),
-        ("model of a pending decoder", configured(decoder_depth=3), "refused", "missing"),
-        ("model of widths that do not divide", configured(num_heads=3), "refused", ""),
-        ("model of a giant table", configured(img_size=[16384, 16384], patch_size=[4, 4]), "refused", ""),
+        ("model of unknown options", configured("mask", code="os.system"), "refused", "unknown"),
+        ("model of giant options", configured("encoder", depth=256, embed_dim=16384), "refused", ""),
+        ("model of other options", configured("encoder", embed_dim=16), "refused", "expected"),
+        ("model of a pending decoder", configured("decoder", depth=3), "refused", "missing"),
+        ("model of widths that do not divide", configured("encoder", num_heads=3), "refused", ""),
+        ("model of a giant table", configured("tokenizer", img_size=[16384, 16384], patch_size=[4, 4]), "refused", ""),
         ("model of an extra tensor", safetensors({**header, "extra": {"dtype": "F32", "shape": [0],
          "data_offsets": [len(data), len(data)]}}, data), "refused", "extra"),
         ("model of NaN", safetensors(header, bytes(not_finite)), "refused", "not finite"),
@@ -179,7 +217,7 @@ def _checkpoints(folder: Path) -> list[tuple[str, Path, Verdict, str]]:
 
     def written(number: int) -> Path:
         place = folder / f"checkpoint {number}"
-        state = TrainingState(step=1, samples=1, seconds=0.0, scaler={}, went_back_at=None, identity={})
+        state = TrainingState(step=1, samples=1, seconds=0.0, scaler={}, rolled_back_at=None, identity={})
         stage(place, take_snapshot(model, optimizer), state=state, metadata={})
         return commit(place, 1)
 

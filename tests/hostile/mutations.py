@@ -14,7 +14,7 @@ import torch
 from hostile import containers, images, models
 from hostile.forge import strip_tiff
 
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 
 TELLING = (
     b"\0", b"\xff", b"\x7f", b"\x80", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\xff" * 8, b"\0\x40",
@@ -99,7 +99,7 @@ def seeds() -> dict[str, list[bytes]]:
 
 
 def _every_option() -> dict[str, object]:
-    return PretrainConfig(source="photos", steps=5, img_size=(32, 32), lr=1e-3).to_json()
+    return RunConfig.of(source="photos", steps=5, img_size=(32, 32), lr=1e-3).to_json()
 
 
 def _array(values: np.ndarray) -> bytes:

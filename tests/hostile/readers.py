@@ -10,17 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from mae.config import PretrainConfig
-from mae.data import sampled
-from mae.data.decoding import decode, probe
-from mae.data.forms import Form
-from mae.data.limits import UnreadableImage
-from mae.data.sources import open_source
+from mae.config import RunConfig
+from mae.core.method import MethodConfig
+from mae.data.dataset import sampled
+from mae.data.dataset.channels import ImageFormat
+from mae.data.dataset.reading import ImageReader
+from mae.data.decode.image import decode, probe
+from mae.data.decode.limits import UnreadableImage
+from mae.data.sources.open import open_source
 from mae.errors import MAEError
-from mae.evaluation.features import _read
-from mae.interop.reading import read_foreign
-from mae.models.config import ModelConfig
-from mae.models.storage import load_model
+from mae.evaluation.extractors.feature_arrays import read_arrays
+from mae.interop.imports.reading import read_external
+from mae.models.file import load_model
 from mae.training.checkpoint import check
 
 
@@ -48,7 +49,7 @@ def read_image(path: Path) -> str:
             raise refusal from None
         raise AssertionError(f"decoded, though its header was refused: {refusal}") from refusal
     told = f"{info.width}x{info.height}x{info.channels} {info.dtype}"
-    pixels = Form(channels=info.channels, dtype=info.dtype).of(decode(data, name=name), name=name)
+    pixels = ImageFormat(channels=info.channels, dtype=info.dtype).of(decode(data, name=name), name=name)
     height, width, channels = pixels.shape
     found = f"{width}x{height}x{channels} {pixels.dtype}"
     if found != told:
@@ -60,10 +61,10 @@ def read_source(path: Path) -> str:
     """How many images of a folder, list or archive can be read, of how many; refused where none can."""
     source = open_source(str(path), data_root=path.parent)
     sampled.fingerprint(source), sampled.version(source)
-    readable, refusals = 0, []
+    reader, readable, refusals = ImageReader(source=source), 0, list[str]()
     for index in range(len(source)):
         try:
-            readable += source.load(index).size > 0
+            readable += reader.load(index).size > 0
         except UnreadableImage as refusal:
             refusals.append(str(refusal))
     if not readable:
@@ -73,8 +74,8 @@ def read_source(path: Path) -> str:
 
 def read_config(path: Path) -> str:
     """A run's configuration; what was accepted must come back from JSON as it was."""
-    config = PretrainConfig.read(path)
-    assert PretrainConfig.from_json(config.to_json()).to_json() == config.to_json()
+    config = RunConfig.read(path)
+    assert RunConfig.from_json(config.to_json()).to_json() == config.to_json()
     return "configuration"
 
 
@@ -86,7 +87,7 @@ def read_model_config(path: Path) -> str:
         raise MAEError(f"no JSON: {error}") from error
     if not isinstance(values, dict):
         raise MAEError("no object")
-    ModelConfig.from_json(values)
+    MethodConfig.from_json(values)
     return "configuration"
 
 
@@ -97,7 +98,7 @@ def read_model(path: Path) -> str:
 
 def read_weights(path: Path) -> str:
     """Weights that others wrote."""
-    return f"{sum(weight.numel() for weight in read_foreign(path).tensors.values())} weights"
+    return f"{sum(weight.numel() for weight in read_external(path).tensors.values())} weights"
 
 
 def read_checkpoint(path: Path) -> str:
@@ -109,7 +110,7 @@ def read_checkpoint(path: Path) -> str:
 
 def read_features(path: Path) -> str:
     """A folder of stored features; what is damaged is computed anew, which counts as refused here."""
-    arrays = _read(path)
+    arrays = read_arrays(path)
     if arrays is None:
         raise MAEError(f"{path} is damaged")
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())

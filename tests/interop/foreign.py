@@ -24,13 +24,15 @@ def official(model: PretrainedEncoder) -> dict[str, Tensor]:
     for name, tensor in model.state_dict().items():
         part, _, rest = name.partition(".")
         if rest == "patch_embed.proj.weight":
-            tensor = tensor.reshape(-1, config.in_chans, *config.patch_size)
+            tensor = tensor.reshape(-1, config.layout.channels, *config.layout.patch)
         tensors[rest if part == "encoder" or rest == "mask_token" else f"decoder_{rest}"] = tensor.clone()
-    lead = int(config.cls_token)
+    lead = int(config.encoder.cls_token)
     tensors.pop("pos_embed.table", None), tensors.pop("decoder_pos_embed.table", None)
-    tensors["pos_embed"] = pad(model.encoder.pos_embed(config.grid).detach(), (0, 0, lead, 0)).unsqueeze(0)
+    tensors["pos_embed"] = pad(model.encoder.pos_embed(config.layout.grid).detach(), (0, 0, lead, 0)).unsqueeze(0)
     if isinstance(model, MaskedAutoencoder):
-        tensors["decoder_pos_embed"] = pad(model.decoder.pos_embed(config.grid).detach(), (0, 0, lead, 0)).unsqueeze(0)
+        tensors["decoder_pos_embed"] = pad(
+            model.decoder.pos_embed(config.layout.grid).detach(), (0, 0, lead, 0)
+        ).unsqueeze(0)
     return tensors
 
 

@@ -11,13 +11,13 @@ from tiny import images_for, tiny_model
 from torch.testing import assert_close
 
 from mae.errors import UsageError
-from mae.interop.adapt import Stem, rechannelled, resample, resized
-from mae.interop.official import Told
-from mae.interop.opening import Wanted, bring_in
+from mae.interop.adapt import Stem, resample, resized, with_channels
+from mae.interop.imports.convert import WeightMetadata
+from mae.interop.imports.open import ImportOverrides, import_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
-TOLD = Told(**HEADS, norm_pix_loss=True)
+TOLD = WeightMetadata(**HEADS, norm_pix_loss=True)
 
 
 @pytest.mark.parametrize("new", [(2, 3), (8, 12), (7, 5), (4, 6)], ids=str)
@@ -31,8 +31,10 @@ def test_learned_positions_are_resampled_as_timm_does(new: tuple[int, int]) -> N
 def test_a_model_takes_another_size(kind: str) -> None:
     model = tiny_model(pos_embed=kind).eval()
     larger, note = resized(model, (32, 24))
-    assert isinstance(larger, MaskedAutoencoder) and larger.config is not None and larger.config.grid == (8, 6)
-    assert note == f"positions {'computed for' if kind == 'sincos2d' else 'resampled (bicubic) to'} a grid of 8x6"
+    assert isinstance(larger, MaskedAutoencoder) and larger.config is not None and larger.config.layout.grid == (8, 6)
+    assert (
+        note == f"position embedding {'computed for' if kind == 'sincos2d' else 'resampled (bicubic) to'} a grid of 8x6"
+    )
     images = torch.randn(1, 3, 32, 24)
     assert larger.encode(images).patches.shape == (1, 48, 24)
     if kind == "sincos2d":  # any size is known to it
@@ -45,10 +47,10 @@ def test_a_model_takes_another_size(kind: str) -> None:
 @pytest.mark.parametrize("stem", ["mean", "repeat"])
 def test_channels_change_by_a_named_rule(stem: Stem, channels: int) -> None:
     model = tiny_model(mean=(0.1, 0.2, 0.3), std=(0.1, 0.2, 0.3)).eval()
-    changed, note = rechannelled(model, channels, stem)
+    changed, note = with_channels(model, channels, stem)
     assert type(changed) is PretrainedEncoder and changed.config is not None
-    assert changed.config.mean is None and changed.config.in_chans == channels
-    assert note == f"stem by {stem}: 3 channels became {channels}, the decoder is left behind"
+    assert changed.config.tokenizer.mean is None and changed.config.layout.channels == channels
+    assert note == f"patch embedding adapted from 3 to {channels} channels ({stem}), decoder dropped"
     grey = images_for(model)[:, :1]
     expected = model.encode(grey.expand(-1, 3, -1, -1)).patches
     if stem == "mean" or channels % 3 == 0:
@@ -62,30 +64,30 @@ def test_channels_change_by_a_named_rule(stem: Stem, channels: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("overrides", "says"),
     [
-        (Wanted(in_chans=13), "--in-chans and --stem go together"),
-        (Wanted(stem="mean"), "--in-chans and --stem go together"),
-        (Wanted(img_size=(17, 24)), "not a multiple of the patch size"),
-        (Wanted(in_chans=0, stem="mean"), "in_chans is 0"),
-        (Wanted(in_chans=2, stem="mean", mean=(0.5,) * 3, std=(0.5,) * 3), "expected 2 finite numbers"),
-        (Wanted(mean=(0.5,) * 3), "--mean and --std go together"),
+        (ImportOverrides(in_chans=13), "--in-chans and --stem go together"),
+        (ImportOverrides(stem="mean"), "--in-chans and --stem go together"),
+        (ImportOverrides(img_size=(17, 24)), "not a multiple of the patch size"),
+        (ImportOverrides(in_chans=0, stem="mean"), "in_chans is 0"),
+        (ImportOverrides(in_chans=2, stem="mean", mean=(0.5,) * 3, std=(0.5,) * 3), "expected 2 finite numbers"),
+        (ImportOverrides(mean=(0.5,) * 3), "--mean and --std go together"),
     ],
     ids=["no stem", "no channels", "size", "none", "statistics", "half of them"],
 )
-def test_what_cannot_be_done_is_refused(wanted: Wanted, says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_refused(overrides: ImportOverrides, says: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "w.pth", official(tiny_model()))
     with pytest.raises(UsageError, match=says):
-        bring_in(path, tmp_path / "out", wanted=wanted, told=TOLD, allow_partial=None, see_photographs=False)
+        import_model(path, tmp_path / "out", overrides=overrides, metadata=TOLD, allow_partial=None, photo_check=False)
     assert [found.name for found in tmp_path.iterdir()] == ["w.pth"]
 
 
 def test_an_import_adapts_and_says_so(tmp_path: Path) -> None:
     path = saved(tmp_path / "w.pth", official(tiny_model()))
-    wanted = Wanted(img_size=(32, 48), in_chans=2, stem="repeat", mean=(0.5, 0.4), std=(0.2, 0.1))
-    model, report = bring_in(
-        path, tmp_path / "out", wanted=wanted, told=TOLD, allow_partial=None, see_photographs=False
+    overrides = ImportOverrides(img_size=(32, 48), in_chans=2, stem="repeat", mean=(0.5, 0.4), std=(0.2, 0.1))
+    model, report = import_model(
+        path, tmp_path / "out", overrides=overrides, metadata=TOLD, allow_partial=None, photo_check=False
     )
-    assert model.config is not None and (model.config.img_size, model.config.in_chans) == ((32, 48), 2)
-    assert model.config.mean == (0.5, 0.4) and model.config.std == (0.2, 0.1)
-    assert "stem by repeat: 3 channels became 2" in report.line() and "grid of 8x12" in report.line()
+    assert model.config is not None and (model.config.layout.size, model.config.layout.channels) == ((32, 48), 2)
+    assert model.config.tokenizer.mean == (0.5, 0.4) and model.config.tokenizer.std == (0.2, 0.1)
+    assert "adapted from 3 to 2 channels (repeat)" in report.line() and "grid of 8x12" in report.line()

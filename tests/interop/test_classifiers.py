@@ -17,17 +17,17 @@ from torch.testing import assert_close
 
 from mae.cli import main
 from mae.errors import MAEError, UsageError
-from mae.interop import export
-from mae.interop.adapt import rechannelled, resized
-from mae.interop.answer import ANSWERS, answers_of
-from mae.interop.card import model_card
-from mae.interop.forms import FORMS, OFFICIAL_FILE
-from mae.interop.load import load_foreign
-from mae.interop.official import Told
-from mae.interop.opening import open_model
+from mae.interop.adapt import resized, with_channels
+from mae.interop.exports import export
+from mae.interop.exports.card import model_card
+from mae.interop.exports.formats import FORMATS, OFFICIAL_FILE
+from mae.interop.exports.roundtrip import READERS, model_outputs
+from mae.interop.imports.convert import WeightMetadata
+from mae.interop.imports.load import load_external
+from mae.interop.imports.open import open_model
 from mae.models.classifier import ImageClassifier, build_classifier
-from mae.models.probe import probe_of
-from mae.models.storage import load_with_report, model_metadata, save_model
+from mae.models.file import load_with_report, model_metadata, save_model
+from mae.models.fingerprint import output_fingerprint
 
 NAMES = ("cat", "dog", "a | b", "Weißstorch")
 STATISTICS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1)}
@@ -46,7 +46,7 @@ def classifier(**options: Any) -> ImageClassifier:
 
 
 def stored(path: Path, model: ImageClassifier, **metadata: Any) -> Path:
-    save_model(model, path, model_metadata(model, probe=probe_of(model), **metadata))
+    save_model(model, path, model_metadata(model, probe=output_fingerprint(model), **metadata))
     return path
 
 
@@ -62,19 +62,19 @@ def theirs() -> Any:
 def test_the_official_codes_classifier_comes_in_whole(tmp_path: Path) -> None:
     vit = theirs()
     path = saved(tmp_path / "w.pth", as_checkpoint(vit.state_dict(), nb_classes=4))
-    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    model, report = load_external(path, metadata=WeightMetadata(num_heads=3, trained_size=(32, 48)))
     assert isinstance(model, ImageClassifier) and (model.num_classes, model.class_names) == (4, ())
     images = torch.randn(2, 3, 32, 48)
     with torch.no_grad():
         assert_close(model.logits(images), vit(images), rtol=1e-5, atol=1e-5)
-    assert "head of 4 classes" in report.line() and "answers as the model of timm" in report.line()
+    assert "head of 4 classes" in report.line() and "same outputs as timm" in report.line()
     assert not report.ignored
 
 
 def test_a_head_on_the_class_token_is_left_behind_and_named(tmp_path: Path) -> None:
     vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, num_classes=4)
     path = saved(tmp_path / "w.pth", vit.state_dict())
-    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    model, report = load_external(path, metadata=WeightMetadata(num_heads=3, trained_size=(32, 48)))
     assert not isinstance(model, ImageClassifier)
     assert report.ignored == ("head.bias", "head.weight") and "head of" not in report.line()
 
@@ -83,7 +83,7 @@ def test_a_head_on_the_class_token_is_left_behind_and_named(tmp_path: Path) -> N
 def test_a_head_that_lost_a_part_is_no_classifier(name: str, tmp_path: Path) -> None:
     tensors = {key: tensor for key, tensor in theirs().state_dict().items() if key != name}
     with pytest.raises(MAEError, match=r"are missing \(encoder.norm.bias, encoder.norm.weight\)"):
-        load_foreign(saved(tmp_path / "w.pth", tensors), told=Told(num_heads=3, trained_size=(32, 48)))
+        load_external(saved(tmp_path / "w.pth", tensors), metadata=WeightMetadata(num_heads=3, trained_size=(32, 48)))
 
 
 @pytest.mark.parametrize("form", ["timm", "official", "safetensors"])
@@ -92,12 +92,12 @@ def test_it_goes_out_and_comes_back_bit_by_bit(form: str, options: dict[str, Any
     model = classifier(**options)
     if form == "official" and options.get("cls_token") is False:
         with pytest.raises(UsageError, match="models with a class token"):
-            FORMS[form].check(model)
+            FORMATS[form].check(model)
         return
-    FORMS[form].check(model)
-    FORMS[form].write(model, tmp_path, "MIT")
+    FORMATS[form].check(model)
+    FORMATS[form].write(model, tmp_path, "MIT")
     inputs = export._inputs(model)
-    found, expected = ANSWERS[form](tmp_path, inputs), answers_of(model, inputs)
+    found, expected = READERS[form](tmp_path, inputs), model_outputs(model, inputs)
     assert {"tokens", "logits"} <= found.keys() <= expected.keys()
     for name, answer in found.items():
         assert export._difference(answer, expected[name]) < export.TOLERANCE
@@ -107,23 +107,23 @@ def test_it_goes_out_and_comes_back_bit_by_bit(form: str, options: dict[str, Any
 
 
 def test_timm_is_told_the_names(tmp_path: Path) -> None:
-    FORMS["timm"].write(classifier(), tmp_path, None)
+    FORMATS["timm"].write(classifier(), tmp_path, None)
     model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert tuple(model.pretrained_cfg["label_names"]) == NAMES and model.num_classes == 4
 
 
 def test_other_names_than_there_are_classes_are_refused(tmp_path: Path) -> None:
-    FORMS["timm"].write(classifier(), tmp_path, None)
+    FORMATS["timm"].write(classifier(), tmp_path, None)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": ["cat"]}))
-    with pytest.raises(UsageError, match="its head has 4 classes, and beside it 1 names are told"):
+    with pytest.raises(UsageError, match="its head has 4 classes, but 1 class names"):
         open_model(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["hf-vit", "hf-vitmae"])
 def test_transformers_has_no_such_classifier(form: str) -> None:
-    with pytest.raises(UsageError, match="holds classifiers of the class token, and this is one of the mean"):
-        FORMS[form].check(classifier())
+    with pytest.raises(UsageError, match="holds only classifiers on the class token"):
+        FORMATS[form].check(classifier())
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_command_exports_it_with_card_and_proof(tmp_path: Path, capsys: pyte
     assert main(["export", str(path), "--to", "timm", "--out", str(tmp_path / "out")]) == 0
     assert "logits  " in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "image-classification" in card and "| their names | cat, dog, a \\| b, Weißstorch |" in card
+    assert "image-classification" in card and "| class names | cat, dog, a \\| b, Weißstorch |" in card
     assert set(json.loads((tmp_path / "out" / "proof.json").read_text())["differences"]) == {"tokens", "logits"}
 
 
@@ -168,7 +168,7 @@ def test_a_header_that_says_nothing_valid_of_the_classes_is_refused(classes: Any
 def test_another_size_and_other_channels_keep_the_head(tmp_path: Path) -> None:
     model = classifier()
     larger, _ = resized(model, (24, 32))
-    other, _ = rechannelled(model, 1, "mean")
+    other, _ = with_channels(model, 1, "mean")
     for changed in (larger, other):
         assert isinstance(changed, ImageClassifier) and changed.class_names == NAMES
     grey = torch.randn(2, 1, 16, 16)
@@ -180,17 +180,18 @@ def test_another_size_and_other_channels_keep_the_head(tmp_path: Path) -> None:
 def test_the_card_of_others_weights_claims_no_masked_autoencoder(tmp_path: Path) -> None:
     vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, num_classes=4)
     path = saved(tmp_path / "w.pth", vit.state_dict())
-    model, report = load_foreign(path, told=Told(num_heads=3, trained_size=(32, 48)))
+    model, report = load_external(path, metadata=WeightMetadata(num_heads=3, trained_size=(32, 48)))
     told: dict[str, Any] = {"path": path, "licence": None, "library": "timm", "usage": "read(it)", "whole": False}
     card = model_card(model, report, **told)
-    assert "# A vision transformer's encoder" in card and "How it was trained is not said." in card
+    assert "# A vision transformer's encoder" in card and "How it was trained is unknown." in card
     assert "masked" not in card and "without labels" not in card
     public = replace(report, origin={**report.origin, "imported_from": "official/base, https://, SHA-256 0"})
     known = model_card(model, public, **told)
     assert "# The encoder of a masked autoencoder" in known and "trained without labels" in known
-    whole, of_whole = load_foreign(
-        saved(tmp_path / "c.pth", as_checkpoint(theirs().state_dict())), told=Told(num_heads=3, trained_size=(32, 48))
+    whole, of_whole = load_external(
+        saved(tmp_path / "c.pth", as_checkpoint(theirs().state_dict())),
+        metadata=WeightMetadata(num_heads=3, trained_size=(32, 48)),
     )
     parameters = sum(weight.numel() for weight in whole.encoder.parameters())
-    assert f"| its parameters | {parameters:,} |" in model_card(whole, of_whole, **told)
+    assert f"| encoder parameters | {parameters:,} |" in model_card(whole, of_whole, **told)
     assert f"({parameters:,} parameters)" in of_whole.line()

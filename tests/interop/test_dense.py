@@ -14,8 +14,8 @@ from torchvision.ops import MultiScaleRoIAlign
 
 import mae
 from mae.errors import UsageError
-from mae.interop.forms import write_timm
-from mae.models.zoo import create_model
+from mae.interop.exports.formats import write_timm
+from mae.models.presets import create_model
 
 SIZES: dict[str, dict[str, Any]] = {
     "wide": {"depth": 4},
@@ -66,8 +66,8 @@ def test_a_torchvision_detector_takes_the_backbone_and_trains_it() -> None:
         num_classes=3,
         min_size=128,
         max_size=160,
-        image_mean=list(model.config.mean),
-        image_std=list(model.config.std),
+        image_mean=list(model.config.tokenizer.mean),
+        image_std=list(model.config.tokenizer.std),
         rpn_anchor_generator=AnchorGenerator(sizes=((32,), (64,)), aspect_ratios=((0.5, 1.0, 2.0),) * 2),
         box_roi_pool=MultiScaleRoIAlign(featmap_names=["0", "1"], output_size=7, sampling_ratio=2),
     )

@@ -3,9 +3,9 @@
 import torch
 from torch.nn.functional import interpolate
 
-from mae.data.builtin import photo_tiles
+from mae.data.sources.builtin import photo_tiles
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import create_model
+from mae.models.presets import create_model
 
 STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -24,7 +24,7 @@ def trained(*, norm_pix_loss: bool, steps: int, rows_first: bool = False) -> Mas
         part.pos_embed.table.copy_(part.pos_embed.table.roll(part.pos_embed.table.shape[1] // 2, dims=1))
     photos = photo_tiles()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in STATISTICS.values())
-    squares = torch.stack([torch.from_numpy(photos.load(number)) for number in range(0, len(photos), 4)])
+    squares = torch.stack([torch.from_numpy(photos.read(number)) for number in range(0, len(photos), 4)])
     images = interpolate(squares.permute(0, 3, 1, 2).float() / 255, size=32, mode="bilinear", antialias=True)
     images = (images.clamp(0, 1) - mean) / std
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))

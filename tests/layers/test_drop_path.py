@@ -33,14 +33,14 @@ def test_values_are_those_of_timm() -> None:
 
 
 @pytest.mark.parametrize(("rate", "training"), [(0.5, False), (0.0, True)])
-def test_nothing_is_dropped_or_drawn_outside_training(rate: float, training: bool) -> None:
+def test_identity_outside_training(rate: float, training: bool) -> None:
     x, before = torch.randn(8, 2, 3), torch.get_rng_state()
     assert DropPath(rate=rate).train(training)(x) is x
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_same_seed_drops_the_same_and_the_type_stays() -> None:
-    block = Block(dim=12, num_heads=2, mlp_ratio=2.0, drop_path=0.5)
+def test_seed_and_dtype() -> None:
+    block = Block(dim=12, num_heads=2, mlp_ratio=2.0, drop_path=DropPath(rate=0.5))
     x = torch.randn(16, 3, 12)
     outputs = []
     for seed in (1, 1, 2):
@@ -50,9 +50,9 @@ def test_the_same_seed_drops_the_same_and_the_type_stays() -> None:
     assert DropPath(rate=0.5)(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_both_branches_are_drawn_by_themselves() -> None:
+def test_branches_are_drawn_separately() -> None:
     torch.manual_seed(0)
-    block = Block(dim=4, num_heads=1, mlp_ratio=1.0, drop_path=0.5)
+    block = Block(dim=4, num_heads=1, mlp_ratio=1.0, drop_path=DropPath(rate=0.5))
     for branch in (block.attn.proj, block.mlp.fc2):
         nn.init.zeros_(branch.weight)
     nn.init.ones_(block.attn.proj.bias)  # the branches are now the constants 1 and 10
@@ -62,7 +62,7 @@ def test_both_branches_are_drawn_by_themselves() -> None:
     assert values.tolist() == [0, 2, 20, 22] and counts.min() > 60
 
 
-def test_the_rate_rises_over_depth_and_names_stay() -> None:
+def test_rate_rises_over_depth() -> None:
     plain, dropping = (make_blocks(dim=12, depth=5, num_heads=2, mlp_ratio=2.0, drop_path=rate) for rate in (0.0, 0.2))
     assert [block.drop_path.rate for block in dropping] == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
     assert make_blocks(dim=12, depth=1, num_heads=2, mlp_ratio=2.0, drop_path=0.2)[0].drop_path.rate == 0

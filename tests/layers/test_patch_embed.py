@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from mae.errors import UsageError
-from mae.layers.patch_embed import PatchEmbed, patch_grid, patchify, select_patches, unpatchify
+from mae.modalities.images.patches import PatchEmbed, patch_grid, patchify, select_patches, unpatchify
 
 SHAPES = [((3, 16, 16), (4, 4)), ((1, 8, 24), (8, 8)), ((13, 12, 20), (3, 5)), ((2, 6, 4), (1, 4)), ((4, 7, 5), (7, 5))]
 

@@ -8,7 +8,8 @@ from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 from torch.testing import assert_close
 
-from mae.layers.transformer import Block, Mlp, init_linears, make_blocks
+from mae.layers.drop_path import DropPath
+from mae.layers.transformer import Block, CrossBlock, Mlp, init_linears, make_blocks
 
 
 @pytest.mark.parametrize(("dim", "heads", "ratio"), [(24, 3, 4.0), (32, 8, 2.0), (16, 1, 1.5)])
@@ -62,14 +63,13 @@ def test_linears_start_xavier_uniform_the_fused_one_as_one_matrix() -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_blocks_that_are_computed_again_give_the_same_gradients(grad: bool) -> None:
-    torch.manual_seed(0)
-    blocks = make_blocks(dim=12, depth=3, num_heads=2, mlp_ratio=2.0)
+def test_activation_checkpointing_gives_the_same_gradients(grad: bool) -> None:
     calls: list[int] = []
-    blocks[1].mlp.register_forward_pre_hook(lambda *given: calls.append(1))
     x, found = torch.randn(2, 5, 12), []
-    for blocks.recompute in (False, True):
-        blocks.zero_grad()
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        blocks = make_blocks(dim=12, depth=3, num_heads=2, mlp_ratio=2.0, activation_checkpointing=checkpointing)
+        blocks[1].mlp.register_forward_pre_hook(lambda *given: calls.append(1))
         with torch.set_grad_enabled(grad):
             output = blocks(x)
         if grad:
@@ -77,3 +77,13 @@ def test_blocks_that_are_computed_again_give_the_same_gradients(grad: bool) -> N
         found.append([output.detach(), *(weight.grad for weight in blocks.parameters() if weight.grad is not None)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 30 * grad
     assert len(calls) == 2 + grad  # one more only where gradients need it
+
+
+def test_eps_and_the_share_of_a_batch_reach_every_layer() -> None:
+    blocks = make_blocks(dim=12, depth=2, num_heads=2, mlp_ratio=2.0, drop_path=0.5, rank=1, world=3, eps=1e-3)
+    cross = CrossBlock(dim=12, num_heads=2, mlp_ratio=2.0, memory_dim=8, eps=1e-3)
+    norms = [layer for part in (blocks, cross) for layer in part.modules() if isinstance(layer, nn.LayerNorm)]
+    assert len(norms) == 7 and {norm.eps for norm in norms} == {1e-3}
+    drops = [layer for layer in blocks.modules() if isinstance(layer, DropPath)]
+    assert [(drop.rate, drop.rank, drop.world) for drop in drops] == [(0.0, 1, 3), (0.5, 1, 3)]
+    assert not blocks[:1].activation_checkpointing and len(blocks[1:]) == 1

@@ -13,15 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mae.models.config import ModelConfig
+from mae.core.method import MethodConfig
+from mae.core.types import MaskRequest
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 from mae.randomness import Stream, sample_keys, uniform
 
 FILE = Path(__file__).parents[1] / "assets" / "golden_losses.json"
-CONFIG = ModelConfig(
-    img_size=(32, 48), patch_size=(8, 8), embed_dim=48, depth=3, num_heads=4, decoder_embed_dim=32, decoder_depth=2,
-    decoder_num_heads=2,
+CONFIG = MethodConfig().override(
+    dict(img_size=(32, 48), patch_size=(8, 8), embed_dim=48, depth=3, num_heads=4, decoder_embed_dim=32,
+    decoder_depth=2, decoder_num_heads=2)
 )  # fmt: skip
 STEPS, BATCH, SEED = 10, 8, 0
 
@@ -38,7 +39,7 @@ def golden_model() -> MaskedAutoencoder:
 
 def golden_images(step: int) -> Tensor:
     """Waves of a direction, a length and a colour of their own, `[B, 3, H, W]`."""
-    height, width = CONFIG.img_size
+    height, width = CONFIG.layout.size
     numbers = uniform(sample_keys(SEED, step, torch.arange(BATCH)), 9, Stream.CROP)
     rows, columns, phase = numbers[:, :3].unsqueeze(-1).unsqueeze(-1).unbind(1)
     y, x = torch.arange(height).unsqueeze(1) / height, torch.arange(width) / width
@@ -51,7 +52,8 @@ def golden_losses() -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
     losses = []
     for step in range(STEPS):
-        plan = model.masking.plan(model.encoder.grid, sample_keys(SEED, step, torch.arange(BATCH)))
+        keys = sample_keys(SEED, step, torch.arange(BATCH))
+        plan = model.masking.plan(MaskRequest(layout=CONFIG.layout, keys=keys))
         loss = model(golden_images(step), plan=plan).loss
         optimizer.zero_grad()
         loss.backward()

@@ -8,7 +8,7 @@ from tiny import tiny_config
 from torch import Tensor
 
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 
 SIDE, BATCH, STEPS = 24, 32, 200
 

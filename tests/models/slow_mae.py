@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mae.models.config import ModelConfig
+from mae.core.method import MethodConfig
 
 Weights = Mapping[str, Tensor]
 
@@ -31,7 +31,7 @@ def double_weights(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def slow_forward(
-    weights: Weights, config: ModelConfig, images: Tensor, visible: list[list[int]], share: Tensor
+    weights: Weights, config: MethodConfig, images: Tensor, visible: list[list[int]], share: Tensor
 ) -> SlowOutput:
     """The whole objective; `share` `[B, N]` says how much each token's error counts."""
     losses, preds, latents = [], [], []
@@ -46,52 +46,52 @@ def slow_forward(
     return SlowOutput(loss=loss, pred=torch.stack(preds), latent=torch.stack(latents))
 
 
-def slow_encode(weights: Weights, config: ModelConfig, image: Tensor, seen: list[int]) -> Tensor:
+def slow_encode(weights: Weights, config: MethodConfig, image: Tensor, seen: list[int]) -> Tensor:
     """Tokens of one image `[L, D]`, class token first if there is one."""
-    tokens = [weights["encoder.cls_token"][0, 0]] if config.cls_token else []
+    tokens = [weights["encoder.cls_token"][0, 0]] if config.encoder.cls_token else []
     for n in seen:
         values = _patch(config, image, n).reshape(-1)
         embedded = weights["encoder.patch_embed.proj.weight"] @ values + weights["encoder.patch_embed.proj.bias"]
-        tokens.append(embedded + _position(weights, config, "encoder", n, config.embed_dim))
-    x = _blocks(weights, "encoder", torch.stack(tokens), depth=config.depth, num_heads=config.num_heads)
+        tokens.append(embedded + _position(weights, config, "encoder", n, config.encoder.embed_dim))
+    x = _blocks(weights, "encoder", torch.stack(tokens), depth=config.encoder.depth, num_heads=config.encoder.num_heads)
     return _norm(x, weights, "encoder.norm")
 
 
-def _decode(weights: Weights, config: ModelConfig, latent: Tensor, seen: list[int]) -> Tensor:
+def _decode(weights: Weights, config: MethodConfig, latent: Tensor, seen: list[int]) -> Tensor:
     embedded = latent @ weights["decoder.embed.weight"].T + weights["decoder.embed.bias"]
     prefix = len(latent) - len(seen)
     sequence = [embedded[0]] if prefix else []
-    for n in range(config.num_tokens):
+    for n in range(config.layout.num_tokens):
         token = embedded[prefix + seen.index(n)] if n in seen else weights["decoder.mask_token"][0, 0]
-        sequence.append(token + _position(weights, config, "decoder", n, config.decoder_embed_dim))
-    depth, num_heads = config.decoder_depth, config.decoder_num_heads
+        sequence.append(token + _position(weights, config, "decoder", n, config.decoder.embed_dim))
+    depth, num_heads = config.decoder.depth, config.decoder.num_heads
     x = _blocks(weights, "decoder", torch.stack(sequence), depth=depth, num_heads=num_heads)
     x = _norm(x, weights, "decoder.norm")[prefix:]
     return x @ weights["decoder.pred.weight"].T + weights["decoder.pred.bias"]
 
 
-def _patch(config: ModelConfig, image: Tensor, n: int) -> Tensor:
+def _patch(config: MethodConfig, image: Tensor, n: int) -> Tensor:
     """Pixels `[C, p, q]` of token n."""
-    (p, q), columns = config.patch_size, config.img_size[1] // config.patch_size[1]
+    (p, q), columns = config.layout.patch, config.layout.size[1] // config.layout.patch[1]
     row, column = divmod(n, columns)
     return image[:, row * p : (row + 1) * p, column * q : (column + 1) * q]
 
 
-def _target(config: ModelConfig, image: Tensor, n: int) -> Tensor:
+def _target(config: MethodConfig, image: Tensor, n: int) -> Tensor:
     patch = _patch(config, image, n)
     channels, p, q = patch.shape
     values = torch.stack([patch[c, i, j] for i in range(p) for j in range(q) for c in range(channels)])
-    if not config.norm_pix_loss:
+    if not config.target.norm:
         return values
     mean = values.sum() / len(values)
     variance = (values - mean).square().sum() / (len(values) - 1)
     return (values - mean) / (variance + 1e-6).sqrt()
 
 
-def _position(weights: Weights, config: ModelConfig, part: str, n: int, dim: int) -> Tensor:
-    if config.pos_embed == "learned":
+def _position(weights: Weights, config: MethodConfig, part: str, n: int, dim: int) -> Tensor:
+    if config.encoder.pos_embed == "learned":
         return weights[f"{part}.pos_embed.table"][n]
-    row, column = divmod(n, config.img_size[1] // config.patch_size[1])
+    row, column = divmod(n, config.layout.size[1] // config.layout.patch[1])
     quarter = dim // 4
     rates = [10000.0 ** (-i / quarter) for i in range(quarter)]
     values = [f(x * rate) for x in (column, row) for f in (math.sin, math.cos) for rate in rates]

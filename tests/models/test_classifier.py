@@ -11,18 +11,18 @@ from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.layers.lora import merge_lora
 from mae.layers.pos_embed import sincos_2d
 from mae.models.classifier import ImageClassifier, build_classifier, train_biases, train_last_blocks, train_lora
-from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.training.optimizer import layered_groups
 
 CLASSES = 5
 
 
-def make(config: ModelConfig | None = None, **changes: Any) -> ImageClassifier:
+def make(config: MethodConfig | None = None, **changes: Any) -> ImageClassifier:
     torch.manual_seed(0)
     options = {"num_classes": CLASSES, "drop_path": 0.0, "label_smoothing": 0.0, "pretrained": None} | changes
     return build_classifier(config or tiny_config(), **options)
@@ -36,23 +36,23 @@ def make_random(**changes: Any) -> ImageClassifier:
     return classifier
 
 
-def timm_twin(classifier: ImageClassifier, config: ModelConfig, **options: Any) -> VisionTransformer:
+def timm_twin(classifier: ImageClassifier, config: MethodConfig, **options: Any) -> VisionTransformer:
     twin = VisionTransformer(
-        img_size=config.img_size,
-        patch_size=config.patch_size,
+        img_size=config.layout.size,
+        patch_size=config.layout.patch,
         num_classes=CLASSES,
-        embed_dim=config.embed_dim,
-        depth=config.depth,
-        num_heads=config.num_heads,
-        mlp_ratio=config.mlp_ratio,
-        class_token=config.cls_token,
+        embed_dim=config.encoder.embed_dim,
+        depth=config.encoder.depth,
+        num_heads=config.encoder.num_heads,
+        mlp_ratio=config.encoder.mlp_ratio,
+        class_token=config.encoder.cls_token,
         global_pool="avg",
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
         **options,
     )
     state = {timm_name(name): weight for name, weight in classifier.state_dict().items()}
-    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].reshape(-1, 3, *config.patch_size)
-    state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, int(config.cls_token), 0)).unsqueeze(0)
+    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].reshape(-1, 3, *config.layout.patch)
+    state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, int(config.encoder.cls_token), 0)).unsqueeze(0)
     twin.load_state_dict(state)
     return twin
 
@@ -153,7 +153,12 @@ def test_an_encoder_of_other_sizes_is_refused(change: dict[str, Any]) -> None:
 def test_a_model_without_configuration_and_a_single_class_are_refused() -> None:
     model = tiny_model()
     by_hand = MaskedAutoencoder(
-        encoder=model.encoder, decoder=model.decoder, masking=model.masking, target=model.target, loss=model.loss
+        tokenizer=model.tokenizer,
+        encoder=model.encoder,
+        decoder=model.decoder,
+        masking=model.masking,
+        target=model.target,
+        loss=model.loss,
     )
     with pytest.raises(UsageError, match="carries no configuration"):
         make(pretrained=by_hand)

@@ -10,9 +10,10 @@ from tiny import images_for, tiny_config, tiny_model
 from torch import nn
 from torch.testing import assert_close
 
+from mae.core.types import MaskPlan
+from mae.encoders.vit import MAEEncoder
 from mae.errors import UsageError
-from mae.models.encoder import MAEEncoder
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 
 
 def timm_twin(encoder: MAEEncoder, img_size: tuple[int, int]) -> VisionTransformer:
@@ -55,7 +56,7 @@ CASES: list[dict[str, Any]] = [
 def test_encode_matches_timm_in_features_and_gradients(case: dict[str, Any], cls_token: bool) -> None:
     model = tiny_model(cls_token=cls_token, **case)
     assert model.config is not None
-    twin = timm_twin(model.encoder, model.config.img_size)
+    twin = timm_twin(model.encoder, model.config.layout.size)
     images = images_for(model)
     features, tokens = model.encode(images), twin.forward_features(images)
     prefix = int(cls_token)
@@ -65,7 +66,7 @@ def test_encode_matches_timm_in_features_and_gradients(case: dict[str, Any], cls
         assert not cls_token
     else:
         assert_close(features.cls, tokens[:, 0], rtol=1e-5, atol=1e-5)
-    model.encoder(images).square().mean().backward()
+    model.encoder(images).tokens.square().mean().backward()
     tokens.square().mean().backward()
     others = dict(twin.named_parameters())
     for name, weight in model.encoder.named_parameters():
@@ -124,7 +125,8 @@ def test_visible_order_does_not_change_a_token() -> None:
     model = tiny_model()
     images = images_for(model, batch=1)
     order = torch.randperm(24).unsqueeze(0)
-    shuffled = model.encoder(images, order)[:, 1:]
+    plan = MaskPlan(visible=order, predicted=order[:, :0], hidden=torch.zeros(1, 24, dtype=torch.bool))
+    shuffled = model.encoder(images, plan).tokens[:, 1:]
     assert_close(shuffled, model.encode(images).patches[:, order[0]], rtol=1e-5, atol=1e-5)
 
 

@@ -8,6 +8,7 @@ from tiny import images_for, tiny_model
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from mae.core.contracts import Batch, Taught
 from mae.errors import UsageError
 
 OPTIONS: list[dict[str, Any]] = [{}, {"cls_token": False}, {"pos_embed": "learned"}, {"norm_pix_loss": False}]
@@ -61,8 +62,8 @@ class CountingTarget:
         self.target = target
         self.rows = 0
 
-    def __call__(self, images: Tensor, tokens: Tensor | None = None) -> Tensor:
-        values = self.target(images, tokens)
+    def __call__(self, batch: Batch, tokens: Tensor | None = None, taught: Taught | None = None) -> Tensor:
+        values = self.target(batch, tokens, taught)
         self.rows += values.shape[0] * values.shape[1]
         return values
 

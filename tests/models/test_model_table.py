@@ -5,7 +5,7 @@ import re
 import pytest
 from model_table import BEGIN, HEADER, PAGE, row, with_table
 
-from mae.models.zoo import ALIASES, list_models
+from mae.models.presets import ALIASES, list_models
 
 
 def test_the_table_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:

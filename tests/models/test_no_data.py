@@ -12,10 +12,11 @@ from torch import Tensor
 
 import mae
 from mae.errors import UsageError
-from mae.evaluation.yardsticks import measure_yardsticks
-from mae.layers.patch_embed import patchify
-from mae.models.zoo import build_model
-from mae.report.reconstruction import reconstruct, score
+from mae.evaluation.common.baselines import measure_baselines
+from mae.modalities.images.patches import patchify
+from mae.modalities.images.pictures import score
+from mae.models.presets import build_model
+from mae.models.reconstruction import reconstruct
 
 PATCH = (4, 4)
 
@@ -28,7 +29,7 @@ def gappy(images: Tensor, *, share: float = 0.3) -> Tensor:
 @pytest.mark.parametrize("norm_pix", [True, False])
 @pytest.mark.parametrize("loss", ["mse", "l1", "smooth_l1"])
 def test_the_loss_asks_for_hidden_values_that_are_known_and_for_no_other(norm_pix: bool, loss: str) -> None:
-    model = tiny_model(no_data="nan", norm_pix_loss=norm_pix, loss=loss)
+    model = tiny_model(nodata="nan", norm_pix_loss=norm_pix, loss=loss)
     images = gappy(images_for(model))
     output = model(images, generator=torch.Generator().manual_seed(1))
     output.prediction.retain_grad()
@@ -40,14 +41,14 @@ def test_the_loss_asks_for_hidden_values_that_are_known_and_for_no_other(norm_pi
 
 
 def test_what_is_missing_enters_the_encoder_as_the_mean() -> None:
-    model, images = tiny_model(no_data="-9999").eval(), gappy(images_for(tiny_model()))
+    model, images = tiny_model(nodata="-9999").eval(), gappy(images_for(tiny_model()))
     filled = images.nan_to_num(nan=0.0)
     assert torch.equal(model.encode(images).patches, model.encode(filled).patches)
     assert torch.equal(model.encode(filled).patches, tiny_model().eval().encode(filled).patches)
 
 
 def test_without_gaps_the_model_is_the_one_that_knows_none() -> None:
-    model, plain = tiny_model(no_data="nan"), tiny_model()
+    model, plain = tiny_model(nodata="nan"), tiny_model()
     images = images_for(model)
     plan = model.plan(images, generator=torch.Generator().manual_seed(1))
     ours, usual = model(images, plan=plan), plain(images, plan=plan)
@@ -62,16 +63,18 @@ def test_a_gap_that_nobody_spoke_of_spoils_the_loss_and_so_is_seen() -> None:
     assert not bool(model.encode(images).patches.isfinite().any())
 
 
-@pytest.mark.parametrize("option", [{"laplacian": 0.1}, {"focal_frequency": 1.0}, {"low_pass": 0.5}])
-def test_what_looks_at_whole_pictures_is_refused(option: dict) -> None:
-    with pytest.raises(UsageError, match="looks at whole pictures"):
-        tiny_config(no_data="nan", **option)
+@pytest.mark.parametrize(
+    "option", [{"laplacian": 0.1}, {"focal_frequency": 1.0}, {"target": "low_pass", "target_cutoff": 0.5}]
+)
+def test_what_reads_whole_samples_is_refused(option: dict) -> None:
+    with pytest.raises(UsageError, match="reads whole samples, and those have gaps"):
+        tiny_config(nodata="nan", **option)
 
 
 @pytest.mark.parametrize("value", ["inf", "none", "", "1,5"])
 def test_what_is_no_value_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match="no_data is .*; expected a finite number, or nan"):
-        tiny_config(no_data=value)
+    with pytest.raises(UsageError, match="nodata is .*; expected a finite number, or nan"):
+        tiny_config(nodata=value)
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a", "b"), ("a", "", "b")])
@@ -80,8 +83,8 @@ def test_names_must_be_different_and_one_a_channel(names: tuple[str, ...]) -> No
         tiny_config(channels=names)
 
 
-def test_yardsticks_are_of_known_values_and_several_batches_count_as_one() -> None:
-    model = tiny_model(no_data="nan", norm_pix_loss=False)
+def test_baselines_are_of_known_values_and_several_batches_count_as_one() -> None:
+    model = tiny_model(nodata="nan", norm_pix_loss=False)
     images = gappy(images_for(model, batch=6), share=0.5)
     images[:2, :, :8] = torch.nan
     plan = model.plan(images, generator=torch.Generator().manual_seed(1))
@@ -89,8 +92,9 @@ def test_yardsticks_are_of_known_values_and_several_batches_count_as_one() -> No
         replace(plan, visible=plan.visible[part], predicted=plan.predicted[part], hidden=plan.hidden[part])
         for part in (slice(0, 2), slice(2, 6))
     ]
-    whole = measure_yardsticks(model.target, [(images, plan)], PATCH, loss=model.loss)
-    parts = measure_yardsticks(model.target, zip(images.split([2, 4]), some, strict=True), PATCH, loss=model.loss)
+    whole = measure_baselines(model.target, model.tokenizer, [(images, plan)], loss=model.loss)
+    batches = zip(images.split([2, 4]), some, strict=True)
+    parts = measure_baselines(model.target, model.tokenizer, batches, loss=model.loss)
     assert whole.as_dict() == pytest.approx(parts.as_dict(), rel=1e-5)
     hidden = patchify(images, PATCH)[plan.hidden]
     assert whole.zero == pytest.approx(float(hidden.nan_to_num(nan=0.0).square().mean()), rel=1e-5)
@@ -98,7 +102,7 @@ def test_yardsticks_are_of_known_values_and_several_batches_count_as_one() -> No
 
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_pictures_are_judged_by_what_is_known(norm_pix: bool) -> None:
-    model = tiny_model(no_data="nan", norm_pix_loss=norm_pix)
+    model = tiny_model(nodata="nan", norm_pix_loss=norm_pix)
     images = gappy(images_for(model))
     views = reconstruct(model, images, model.plan(images, generator=torch.Generator().manual_seed(1)))
     known, hidden = ~images.isnan(), views.hidden.unsqueeze(1)
@@ -119,14 +123,14 @@ def test_pictures_are_judged_by_what_is_known(norm_pix: bool) -> None:
 
 
 def test_a_model_is_built_from_what_its_file_says() -> None:
-    config = tiny_config(no_data="-9999", channels=("B02", "B03", "B08"))
+    config = tiny_config(nodata="-9999", channels=("B02", "B03", "B08"))
     again = type(config).from_json(config.to_json())
     assert again == config and build_model(again).encoder.patch_embed.may_miss
 
 
 def test_empty_patches_tell_nothing_of_their_neighbours() -> None:
     """Brightness and contrast of hidden patches come from visible patches with data alone."""
-    model = tiny_model(no_data="nan")
+    model = tiny_model(nodata="nan")
     images = 2 + images_for(model)
     images[..., :12] = torch.nan
     views = reconstruct(model, images, model.plan(images, generator=torch.Generator().manual_seed(1)))
@@ -143,7 +147,7 @@ def test_whole_numbers_with_gaps_are_judged_in_the_range_of_whole_numbers(tmp_pa
     values = np.random.default_rng(0).integers(1, 30_000, (16, 24, 3)).astype(np.uint16)
     values[:4, :4] = 0
     np.save(tmp_path / "a.npy", values)
-    model = tiny_model(no_data="0", mean=(0.2, 0.2, 0.2), std=(0.1, 0.1, 0.1))
+    model = tiny_model(nodata="0", mean=(0.2, 0.2, 0.2), std=(0.1, 0.1, 0.1))
     (numbers,) = mae.reconstruct(model, tmp_path / "a.npy", device="cpu").numbers
     assert numbers.psnr == pytest.approx(-10 * log10(numbers.masked_mse), rel=1e-6)
     np.save(tmp_path / "empty.npy", np.zeros_like(values))

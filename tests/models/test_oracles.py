@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mae.bench.peer import make_peer, peer_noise, peer_tensors
+from mae.core.types import MaskPlan
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.types import MaskPlan
 
 PEER_CASES: dict[str, dict[str, Any]] = {
     "square": {"img_size": 16},
@@ -137,8 +137,8 @@ def test_encode_matches_the_slow_implementation(case: str) -> None:
     assert model.config is not None
     images = images_for(model, batch=2)
     features = model.encode(images)
-    everything = list(range(model.config.num_tokens))
-    prefix = int(model.config.cls_token)
+    everything = list(range(model.config.layout.num_tokens))
+    prefix = int(model.config.encoder.cls_token)
     for image in range(2):
         slow = slow_encode(double_weights(model), model.config, images[image].double(), everything)
         assert_close(features.patches[image].double(), slow[prefix:], rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ from compiler import run_compiled
 from tiny import images_for, tiny_config, tiny_model
 from torch.testing import assert_close
 
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 
 
 def test_bfloat16_autocast_keeps_the_loss_in_float32_and_near() -> None:
@@ -61,6 +61,6 @@ with torch._dynamo.config.patch(error_on_recompile=True):  # other masks and ima
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"decoder": "cross", "predict_share": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"decoder": "cross", "mask_predicted": 0.5}], ids=str)
 def test_the_compiled_model_is_one_graph_for_all_masks_of_the_same_loss_and_gradients(options: dict[str, Any]) -> None:
     run_compiled(f"OPTIONS = {options}\n{COMPILED}", folder=Path(__file__).parent)

@@ -8,24 +8,25 @@ from typing import Any
 import pytest
 import torch
 from learning import structured
+from pieces import asked
 from slow_mae import double_weights, slow_encode, slow_forward
 from tiny import tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mae.errors import UsageError
-from mae.masking.random import RandomMasking
+from mae.masks.random import RandomMasking
+from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.probe import TOLERANCE, Probe, probe_of
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 from mae.randomness import Stream, sample_keys, uniform
 
 NOISE = 1e-12  # what processors, threads and kernels make of float64 is far below
 LEAST_FAULT = 3 * TOLERANCE
 
 
-def made(model: MaskedAutoencoder, **options: Any) -> Probe:
-    probe = probe_of(model, **options)
+def made(model: MaskedAutoencoder) -> OutputFingerprint:
+    probe = output_fingerprint(model)
     assert probe is not None
     return probe
 
@@ -69,13 +70,14 @@ def test_the_answer_is_that_of_the_slow_model(changes: dict[str, Any], tolerance
     image_key, mask_key, features_key, prediction_key = (
         sample_keys(seed, -1, torch.tensor([number])) for number in range(4)
     )
-    image = uniform(image_key, config.in_chans * 16 * 24, Stream.FORWARD).reshape(1, config.in_chans, 16, 24) * 2 - 1
-    visible = RandomMasking(ratio=0.5).plan((4, 6), mask_key).visible[0].tolist()
+    channels = config.layout.channels
+    image = uniform(image_key, channels * 16 * 24, Stream.FORWARD).reshape(1, channels, 16, 24) * 2 - 1
+    visible = RandomMasking(ratio=0.5).plan(asked((4, 6), mask_key)).visible[0].tolist()
     weights = double_weights(model)
-    tokens = slow_encode(weights, config, image[0].double(), list(range(24)))[int(config.cls_token) :]
+    tokens = slow_encode(weights, config, image[0].double(), list(range(24)))[int(config.encoder.cls_token) :]
     pred = slow_forward(weights, config, image, [visible], torch.ones(1, 24)).pred[0]
     order = uniform(mask_key, 24, Stream.MASK)[0].argsort(stable=True).tolist()
-    expected = Probe(
+    expected = OutputFingerprint(
         image_sha256=hashlib.sha256(b"".join(bytes(row.numpy()) for row in image.flatten(0, 2))).hexdigest(),
         features=condensed(tokens.mean(dim=0), features_key),
         prediction=condensed(torch.stack([pred[n] for n in order[12:]]), prediction_key),
@@ -202,15 +204,8 @@ def test_a_faulty_block_shows(
 
 
 def test_another_configuration_is_another_image() -> None:
-    model = tiny_model()
-    assert model.config is not None
-    words = model.config.to_json()
-    seen = {made(model).image_sha256}
-    assert made(model, described=words) == made(model)
-    for change in ({"num_heads": 2}, {"mask_ratio": 0.5}, {"mean": [0.5, 0.5, 0.5]}, {"later": 1}):
-        seen.add(made(model, described=words | change).image_sha256)
-    assert len(seen) == 5
-    assert made(model, described=dict(reversed(words.items()))) == made(model)
+    changes: list[dict[str, Any]] = [{}, {"num_heads": 2}, {"mask_ratio": 0.5}, {"mean": (0.5, 0.5, 0.5)}]
+    assert len({made(tiny_model(**change)).image_sha256 for change in changes}) == 4
 
 
 @pytest.mark.parametrize(
@@ -235,31 +230,36 @@ def test_the_image_has_at_most_8x8_patches_unless_positions_are_learned(
 
 def test_there_is_no_probe_where_none_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     many = {"img_size": (128, 132), "pos_embed": "learned", "embed_dim": 6, "decoder_embed_dim": 4}
-    assert probe_of(tiny_model(**many)) is None  # 32 x 33 patches
-    assert probe_of(tiny_model(**(many | {"img_size": 128}))) is not None
+    assert output_fingerprint(tiny_model(**many)) is None  # 32 x 33 patches
+    assert output_fingerprint(tiny_model(**(many | {"img_size": 128}))) is not None
     with torch.device("meta"):
         large = build_model(tiny_config(img_size=4096, patch_size=1024))
-    assert probe_of(large) is None  # decided before anything is computed
+    assert output_fingerprint(large) is None  # decided before anything is computed
     model = tiny_model()
     nn.init.constant_(model.decoder.pred.bias, torch.inf)
-    assert probe_of(model) is None
+    assert output_fingerprint(model) is None
     model = tiny_model()
     model.config = None
     with pytest.raises(ValueError, match="build_model"):
-        probe_of(model)
+        output_fingerprint(model)
 
 
 @pytest.mark.parametrize("values", [(), (0.0,) * 15, (0.0,) * 15 + (float("nan"),), (0.0,) * 15 + (float("inf"),)])
 def test_numbers_that_are_no_answer_are_refused(values: tuple[float, ...]) -> None:
     for wrong in ({"features": values}, {"prediction": values}):
         with pytest.raises(UsageError, match="expected 16 finite numbers"):
-            Probe(**({"image_sha256": "", "features": (0.0,) * 16, "prediction": (0.0,) * 16} | wrong))
+            OutputFingerprint(**({"image_sha256": "", "features": (0.0,) * 16, "prediction": (0.0,) * 16} | wrong))
 
 
 def test_differences_are_relative_to_each_part() -> None:
     ones, large = (1.0,) * 15, (100.0,) * 15
-    stored = Probe(image_sha256="", features=(*ones, 2.0), prediction=(*large, -200.0))
-    assert stored.difference(Probe(image_sha256="", features=(*ones, 2.5), prediction=(*large, -200.0))) == 0.25
-    assert stored.difference(Probe(image_sha256="", features=(*ones, 2.0), prediction=(*large, -220.0))) == 0.1
-    nothing = Probe(image_sha256="", features=(0.0,) * 16, prediction=(0.0,) * 16)
+    stored = OutputFingerprint(image_sha256="", features=(*ones, 2.0), prediction=(*large, -200.0))
+    assert (
+        stored.difference(OutputFingerprint(image_sha256="", features=(*ones, 2.5), prediction=(*large, -200.0)))
+        == 0.25
+    )
+    assert (
+        stored.difference(OutputFingerprint(image_sha256="", features=(*ones, 2.0), prediction=(*large, -220.0))) == 0.1
+    )
+    nothing = OutputFingerprint(image_sha256="", features=(0.0,) * 16, prediction=(0.0,) * 16)
     assert nothing.difference(nothing) == 0 and nothing.difference(stored) == 200

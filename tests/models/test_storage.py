@@ -17,19 +17,19 @@ from torch.nn.functional import layer_norm
 
 import mae
 from mae.errors import MAEError, UsageError
-from mae.models import storage
+from mae.models import file as storage
+from mae.models.file import load_model, load_with_report, model_metadata, save_model
+from mae.models.fingerprint import TOLERANCE, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import build_model
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.probe import TOLERANCE, probe_of
-from mae.models.storage import load_model, load_with_report, model_metadata, save_model
-from mae.models.zoo import build_model
 from mae.version import __version__
 
 ORIGIN = {"recipe": "cifar10", "data_source": "builtin:digits", "data_fingerprint": "0a1b"}
 
 
 def write(path: Path, model: MaskedAutoencoder, **said: Any) -> Path:
-    save_file(model.state_dict(), path, model_metadata(model, probe=probe_of(model), **said))
+    save_file(model.state_dict(), path, model_metadata(model, probe=output_fingerprint(model), **said))
     return path
 
 
@@ -60,12 +60,16 @@ def test_a_model_of_any_loop_is_saved_with_all_it_needs(alone: bool, tmp_path: P
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    model = tiny_model(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), low_pass=0.5, channels=("R", "G", "N"))
+    model = tiny_model(
+        mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), target="low_pass", target_cutoff=0.5, channels=("R", "G", "N")
+    )
     return write(tmp_path / "m.safetensors", model, licence="CC-BY-4.0", origin=ORIGIN)
 
 
 def test_a_model_comes_back_with_all_that_was_said_of_it(whole: Path) -> None:
-    model = tiny_model(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), low_pass=0.5, channels=("R", "G", "N"))
+    model = tiny_model(
+        mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), target="low_pass", target_cutoff=0.5, channels=("R", "G", "N")
+    )
     loaded, report = load_with_report(whole)
     assert loaded.config == model.config and not loaded.training
     for name, tensor in model.state_dict().items():
@@ -85,16 +89,16 @@ def test_a_model_comes_back_with_all_that_was_said_of_it(whole: Path) -> None:
     with safe_open(whole, framework="pt") as file:
         record = json.loads(file.metadata()["mae"])
     assert (
-        record["format"] == 3
+        record["format"] == storage.FORMAT
         and record["kind"] == "masked_autoencoder"
         and record["grid"] == [4, 6]
-        and record["target"] == "low_pass 0.5 norm_pix"
+        and record["target"] == "low_pass"
     )
-    assert record["config"]["mask_ratio"] == 0.75 and len(record["probe"]["features"]) == 16
+    assert record["config"]["mask"]["ratio"] == 0.75 and len(record["probe"]["features"]) == 16
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"), [({}, "norm_pix"), ({"norm_pix_loss": False}, "pixels")], ids=lambda value: str(value)
+    ("changes", "kind"), [({}, "pixels"), ({"target": "low_pass"}, "low_pass")], ids=lambda value: str(value)
 )
 def test_the_kind_of_target_is_named_and_what_is_not_known_is_null(changes: dict[str, Any], kind: str) -> None:
     record = json.loads(model_metadata(tiny_model(**changes))["mae"])
@@ -106,30 +110,6 @@ def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
     before = torch.random.get_rng_state()
     load_model(whole)
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
-    model = tiny_model()
-    assert model.config is not None
-    record = {"format": 1, "config": model.config.to_json(), "licence": "MIT"}
-    save_file(model.state_dict(), tmp_path / "old.safetensors", {"mae": json.dumps(record)})
-    loaded, report = load_with_report(tmp_path / "old.safetensors")
-    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-    assert report.probe is None and report.channels is None and report.origin == {"licence": "MIT"}
-    assert report.line().endswith("probe not compared: the file holds none")
-
-
-def test_a_configuration_from_before_an_option_existed_still_fits_its_probe(tmp_path: Path) -> None:
-    model = tiny_model()
-    assert model.config is not None
-    words = model.config.to_json()
-    del words["focal_frequency"]
-    probe = probe_of(model, described=words)
-    save_file(model.state_dict(), tmp_path / "m.safetensors", model_metadata(model, probe=probe))
-    with pytest.raises(MAEError, match="of another configuration"):
-        load_model(tmp_path / "m.safetensors")
-    rewrite(tmp_path / "m.safetensors", lambda tensors, record: record.update(config=words))
-    assert load_with_report(tmp_path / "m.safetensors")[1].probe is not None
 
 
 def swap_queries_and_keys(tensors: dict[str, Tensor]) -> None:
@@ -189,18 +169,20 @@ def test_a_foreign_value_is_shown_within_bounds(field: str, whole: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("slot", "option", "value"),
     [
-        ("num_heads", 2),
-        ("decoder_num_heads", 4),
-        ("mask_ratio", 0.5),
-        ("mean", [0.5, 0.4, 0.2]),
-        ("img_size", [24, 16]),
+        ("encoder", "num_heads", 2),
+        ("decoder", "num_heads", 4),
+        ("mask", "ratio", 0.5),
+        ("tokenizer", "mean", [0.5, 0.4, 0.2]),
+        ("tokenizer", "img_size", [24, 16]),
     ],
 )
-def test_a_changed_configuration_does_not_reproduce_the_probe(option: str, value: object, whole: Path) -> None:
+def test_a_changed_configuration_does_not_reproduce_the_probe(
+    slot: str, option: str, value: object, whole: Path
+) -> None:
     def change(tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        record["config"][option] = value
+        record["config"][slot][option] = value
         record["grid"] = [6, 4] if option == "img_size" else record["grid"]
 
     rewrite(whole, change)
@@ -322,7 +304,7 @@ RECORDS: dict[str, tuple[dict[str, Any], str]] = {
     "probe": ({"probe": {"image_sha256": "", "features": [1.0] * 16, "prediction": [1.0] * 15}}, "16 finite numbers"),
     "kind of probe": ({"probe": {"image_sha256": 1, "features": [], "prediction": []}}, "valid string"),
     "part of a probe": ({"probe": {"image_sha256": ""}}, "says nothing valid"),
-    "format": ({"format": 4}, "of format 4; this version of mae reads format 3 and older"),
+    "format": ({"format": 1}, f"of format 1; this version of mae reads format {storage.FORMAT}"),
     "deep": ({"origin": {"recipe": json.loads("[" * 50 + "]" * 50)}}, "nested more than 8 deep"),
     "long": ({"origin": {"recipe": "x" * (1 << 20)}}, "says nothing valid"),
 }
@@ -338,7 +320,7 @@ def test_a_record_that_is_none_is_refused(name: str, whole: Path) -> None:
 
 def test_a_record_with_a_field_twice_is_refused(whole: Path) -> None:
     with safe_open(whole, framework="pt") as file:
-        text = file.metadata()["mae"].replace('"format": 3', '"format": 3, "format": 3')
+        text = file.metadata()["mae"].replace('"format": ', '"format": 0, "format": ')
     save_file(load_file(whole), whole, {"mae": text})
     with pytest.raises(MAEError, match="says 'format' twice"):
         load_model(whole)
@@ -439,7 +421,7 @@ def encoder_of(model: MaskedAutoencoder) -> PretrainedEncoder:
 def test_an_encoder_alone_comes_back_as_one(tmp_path: Path) -> None:
     model = encoder_of(tiny_model())
     path = tmp_path / "encoder.safetensors"
-    save_model(model, path, model_metadata(model, probe=probe_of(model)))
+    save_model(model, path, model_metadata(model, probe=output_fingerprint(model)))
     loaded, report = load_with_report(path)
     assert type(loaded) is PretrainedEncoder and not list(tmp_path.glob(".*"))
     images = images_for(tiny_model())
@@ -457,7 +439,7 @@ def test_an_encoder_alone_comes_back_as_one(tmp_path: Path) -> None:
 def test_a_changed_encoder_alone_does_not_reproduce_its_probe(tmp_path: Path) -> None:
     model = encoder_of(tiny_model())
     path = tmp_path / "encoder.safetensors"
-    save_model(model, path, model_metadata(model, probe=probe_of(model)))
+    save_model(model, path, model_metadata(model, probe=output_fingerprint(model)))
     rewrite(path, lambda tensors, record: tensors["encoder.blocks.1.attn.qkv.bias"][:9].zero_())
     with pytest.raises(MAEError, match="does not reproduce"):
         load_with_report(path)
@@ -476,11 +458,6 @@ def test_a_file_that_lies_about_its_kind_is_refused(change: Callable[..., object
     rewrite(whole, change)
     with pytest.raises(MAEError, match=says):
         load_with_report(whole)
-
-
-def test_a_file_from_before_kinds_is_a_masked_autoencoder(whole: Path) -> None:
-    rewrite(whole, lambda tensors, record: (record.update(format=2), record.pop("kind")))
-    assert isinstance(load_with_report(whole)[0], MaskedAutoencoder)
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

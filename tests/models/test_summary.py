@@ -7,11 +7,11 @@ import pytest
 import torch
 from tiny import images_for, tiny_config, tiny_model
 
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import create_model
 from mae.models.summary import summarise
-from mae.models.zoo import create_model
 
 
 def linear(tokens: int, inputs: int, outputs: int) -> int:
@@ -27,16 +27,16 @@ def block(tokens: int, dim: int, hidden: int) -> tuple[int, int]:
 @pytest.mark.parametrize("changes", [{}, {"cls_token": False, "patch_size": (4, 8)}, {"pos_embed": "learned"}], ids=str)
 def test_operations_are_those_of_the_formula(changes: dict[str, Any]) -> None:
     c = tiny_config(**changes)
-    visible = c.num_tokens // 4
-    predicted, prefix = c.num_tokens - visible, int(c.cls_token)
-    embed = linear(visible, c.patch_values, c.embed_dim)
-    mlp, decoder_mlp = int(c.embed_dim * c.mlp_ratio), int(c.decoder_embed_dim * c.mlp_ratio)
-    encoder = embed + c.depth * sum(block(visible + prefix, c.embed_dim, mlp))
-    between = linear(visible + prefix, c.embed_dim, c.decoder_embed_dim)
-    head = linear(predicted, c.decoder_embed_dim, c.patch_values)
-    decoder = between + head + c.decoder_depth * sum(block(c.num_tokens + prefix, c.decoder_embed_dim, decoder_mlp))
-    embed_all = linear(c.num_tokens, c.patch_values, c.embed_dim)
-    whole = embed_all + c.depth * sum(block(c.num_tokens + prefix, c.embed_dim, mlp))
+    dim, decoder_dim, values = c.encoder.embed_dim, c.decoder.embed_dim, c.layout.token_values
+    tokens, prefix = c.layout.num_tokens, int(c.encoder.cls_token)
+    visible = tokens // 4
+    embed = linear(visible, values, dim)
+    mlp, decoder_mlp = int(dim * c.encoder.mlp_ratio), int(decoder_dim * c.decoder.mlp_ratio)
+    encoder = embed + c.encoder.depth * sum(block(visible + prefix, dim, mlp))
+    between = linear(visible + prefix, dim, decoder_dim)
+    head = linear(tokens - visible, decoder_dim, values)
+    decoder = between + head + c.decoder.depth * sum(block(tokens + prefix, decoder_dim, decoder_mlp))
+    whole = linear(tokens, values, dim) + c.encoder.depth * sum(block(tokens + prefix, dim, mlp))
     summary = summarise(c)
     assert summary.encoder_flops == encoder
     assert summary.decoder_flops == decoder
@@ -77,7 +77,7 @@ def test_the_real_step_costs_what_the_summary_says() -> None:
 
 
 def test_vit_huge_takes_seconds_at_most() -> None:
-    huge = ModelConfig(patch_size=(14, 14), embed_dim=1280, depth=32, num_heads=16)
+    huge = MethodConfig().override(dict(patch_size=(14, 14), embed_dim=1280, depth=32, num_heads=16))
     start = time.perf_counter()
     summary = summarise(huge)
     assert time.perf_counter() - start < 10  # about one second on a quiet machine
@@ -88,7 +88,12 @@ def test_vit_huge_takes_seconds_at_most() -> None:
 def test_a_model_without_configuration_is_refused() -> None:
     model = create_model("mae_vit_lesson_patch4")
     by_hand = MaskedAutoencoder(
-        encoder=model.encoder, decoder=model.decoder, masking=model.masking, target=model.target, loss=model.loss
+        tokenizer=model.tokenizer,
+        encoder=model.encoder,
+        decoder=model.decoder,
+        masking=model.masking,
+        target=model.target,
+        loss=model.loss,
     )
-    with pytest.raises(UsageError, match="ModelConfig"):
+    with pytest.raises(UsageError, match="MethodConfig"):
         summarise(by_hand)

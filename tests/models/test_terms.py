@@ -1,25 +1,28 @@
 """The further terms of the loss, as a model puts them together."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from compiler import run_compiled
 from learning import BATCH, structured
+from pieces import batch_of
 from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
+from mae.core.contracts import Target
+from mae.core.method import MethodConfig
+from mae.core.types import Layout, MAEOutput
 from mae.errors import UsageError
-from mae.layers.patch_embed import patchify, unpatchify
-from mae.losses.laplacian import LaplacianError
-from mae.losses.reconstruction import MeanSquaredError
-from mae.masking.random import RandomMasking
+from mae.modalities.images.patches import patchify, unpatchify
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import build_model
-from mae.types import MAEOutput
+from mae.models.presets import build_model
+from mae.terms.laplacian import LaplacianError
+from mae.terms.uniformity import Uniformity
 
 ALL: dict[str, Any] = {"laplacian": 0.05, "uniformity": 0.01, "focal_frequency": 0.3}
 
@@ -125,35 +128,36 @@ def test_terms_are_computed_in_float32_under_autocast():
 @pytest.mark.parametrize("loss", ["l1", "smooth_l1"])
 def test_other_distances_are_those_of_the_library(loss: str):
     model, images, output = run(loss=loss)
-    target = model.target(images, output.plan.predicted)
+    target = model.target(batch_of(images), output.plan.predicted)
     known = {"l1": torch.nn.functional.l1_loss, "smooth_l1": torch.nn.functional.smooth_l1_loss}[loss]
     assert_close(output.loss, known(output.prediction, target))
 
 
-class Ids:
-    """A target that is no picture."""
+@dataclass(frozen=True, kw_only=True)
+class Ids(Target):
+    """A target that has no pixels."""
 
-    def __call__(self, images: Tensor, tokens: Tensor | None = None) -> Tensor:
-        return torch.zeros(1)
+    kind: ClassVar[str] = "ids"
+
+    def width(self, layout: Layout) -> int:
+        return 1
 
 
-def test_a_picture_term_wants_a_target_that_is_a_picture():
-    model = tiny_model()
-    parts = {"encoder": model.encoder, "decoder": model.decoder, "masking": RandomMasking(), "loss": MeanSquaredError()}
-    MaskedAutoencoder(**parts, target=Ids())
-    with pytest.raises(UsageError, match="laplacian judge the predicted picture, and Ids makes none"):
-        MaskedAutoencoder(**parts, target=Ids(), picture_terms={"laplacian": LaplacianError()})
+def test_a_term_that_compares_pixels_wants_a_target_that_has_them():
+    assert MethodConfig(target=Ids(), terms=(Uniformity(),)).target == Ids()
+    with pytest.raises(UsageError, match="laplacian compares pixels, and the target ids has none"):
+        MethodConfig(target=Ids(), terms=(LaplacianError(),))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"loss": "l3"}, "loss is 'l3'; expected one of: mse, l1, smooth_l1"),
-        ({"laplacian": -1.0}, "laplacian is -1.0; expected a weight of 0 or more"),
+        ({"loss": "l3"}, "unknown loss 'l3'; did you mean l1"),
+        ({"laplacian": -1.0}, "laplacian is -1.0; expected greater than or equal to 0"),
         ({"uniformity": float("nan")}, "uniformity is nan"),
         ({"focal_frequency": float("inf")}, "focal_frequency is inf"),
         ({"uniformity_form": "round"}, "uniformity_form is 'round'"),
-        ({"low_pass": 0.0}, "low_pass is 0.0; expected a share above 0"),
+        ({"target": "low_pass", "target_cutoff": 0.0}, "target_cutoff is 0.0; expected greater than 0"),
     ],
 )
 def test_an_objective_that_cannot_be_is_refused(options: dict[str, Any], says: str):
@@ -193,7 +197,7 @@ def test_a_compiled_model_meets_few_lengths(tmp_path: Path):
 import torch
 from torch._dynamo.testing import CompileCounter
 import mae
-from mae.masking.schedule import RatioSchedule
+from mae.masks.schedule import RatioSchedule
 
 model = mae.create_model("mae_vit_lesson_patch4", embed_dim=32, depth=1, decoder_embed_dim=32, decoder_depth=1,
                          laplacian=0.05, uniformity=0.01)
@@ -202,7 +206,7 @@ compiled = torch.compile(model, backend=counter)
 images, keys = torch.randn(4, 3, 32, 32), torch.arange(4)
 schedule, lengths = RatioSchedule(kind="linear"), []
 for step in range(48):
-    plan = model.masking.plan((8, 8), keys, schedule.ratio(step, steps_per_epoch=8))
+    plan = model.plan(images, keys=keys, ratio=schedule.ratio(step, steps_per_epoch=8))
     lengths.append(plan.visible.shape[1])
     output = compiled(images, plan=plan)
     output.loss.backward()

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.models import zoo
-from mae.models.config import ModelConfig
+from mae.models import presets as zoo
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import ALIASES, build_model, create_model, list_models, model_config
+from mae.models.presets import ALIASES, build_model, create_model, list_models, model_config
 
 # name: encoder width, blocks, heads, decoder width, blocks, heads, patch, image
 EXPECTED = {
@@ -32,7 +32,7 @@ def millions(module: torch.nn.Module) -> float:
 
 @pytest.mark.parametrize("name", [*list_models(), *ALIASES])
 def test_every_name_can_be_imported_and_builds_in_full_size(name: str) -> None:
-    factory = getattr(importlib.import_module("mae.models.zoo"), name)
+    factory = getattr(importlib.import_module("mae.models.presets"), name)
     assert factory is getattr(zoo, ALIASES.get(name, name)) and zoo.find_model(name) is factory
     model = on_meta(name)
     assert model.config == on_meta(ALIASES.get(name, name)).config
@@ -43,11 +43,12 @@ def test_every_name_can_be_imported_and_builds_in_full_size(name: str) -> None:
 def test_every_size_runs_forward_and_backward_and_trains_every_weight(name: str) -> None:
     config = on_meta(name).config
     assert config is not None
-    size = (2 * config.patch_size[0], 2 * config.patch_size[1])
-    depth = min(config.depth, 2) if config.embed_dim > 512 else config.depth  # widths in full, memory in bounds
+    encoder, patch = config.encoder, config.layout.patch
+    size = (2 * patch[0], 2 * patch[1])
+    depth = min(encoder.depth, 2) if encoder.embed_dim > 512 else encoder.depth  # widths in full, memory in bounds
     model = create_model(name, img_size=size, depth=depth)
     loss, pred, mask = model(torch.randn(2, 3, *size))
-    assert loss.isfinite() and pred.shape == (2, 4, config.patch_values) and mask.sum() == 6
+    assert loss.isfinite() and pred.shape == (2, 4, config.layout.token_values) and mask.sum() == 6
     loss.backward()
     for weight_name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.isfinite().all(), weight_name
@@ -59,8 +60,8 @@ def test_every_size_runs_forward_and_backward_and_trains_every_weight(name: str)
 def test_sizes_are_those_of_the_papers(name: str) -> None:
     c = on_meta(name).config
     assert c is not None
-    decoder = (c.decoder_embed_dim, c.decoder_depth, c.decoder_num_heads)
-    assert (c.embed_dim, c.depth, c.num_heads, *decoder, c.patch_size[0], c.img_size[0]) == EXPECTED[name]
+    sizes = [size for part in (c.encoder, c.decoder) for size in (part.embed_dim, part.depth, part.num_heads)]
+    assert (*sizes, c.layout.patch[0], c.layout.size[0]) == EXPECTED[name]
 
 
 @pytest.mark.parametrize(
@@ -79,22 +80,22 @@ def test_parameters_are_the_published_numbers(name: str, whole: float, encoder: 
     model = on_meta(name)
     c = model.config
     assert c is not None
-    rows = c.num_tokens + 1
-    tables = rows * (c.embed_dim + c.decoder_embed_dim) / 1e6
+    rows = c.layout.num_tokens + 1
+    tables = rows * (c.encoder.embed_dim + c.decoder.embed_dim) / 1e6
     assert millions(model) + tables == pytest.approx(whole, abs=0.005)
-    head = 1000 * (c.embed_dim + 1) / 1e6
+    head = 1000 * (c.encoder.embed_dim + 1) / 1e6
     digits = 0.006 if encoder == 86.57 else 0.06
-    assert millions(model.encoder) + rows * c.embed_dim / 1e6 + head == pytest.approx(encoder, abs=digits)
+    assert millions(model.encoder) + rows * c.encoder.embed_dim / 1e6 + head == pytest.approx(encoder, abs=digits)
 
 
 def test_a_configuration_is_put_together_once() -> None:
     one = model_config("mae_vit_lesson_patch4", img_size=(64, 64))
-    assert model_config("mae_vit_lesson_patch4", img_size=[64, 64]) is one  # type: ignore[arg-type]
+    assert model_config("mae_vit_lesson_patch4", img_size=[64, 64]) is one
     assert model_config("mae_vit_lesson_patch4", img_size=(64, 32)) != one
     for _ in range(2):
         with pytest.raises(UsageError, match="image size 63x63"):
             model_config("mae_vit_lesson_patch4", img_size=63)
-    assert model_config("mae_vit_lesson_patch4", depth=1).depth == 1
+    assert model_config("mae_vit_lesson_patch4", depth=1).encoder.depth == 1
     with pytest.raises(UsageError, match="depth"):
         model_config("mae_vit_lesson_patch4", depth=True)
 
@@ -122,8 +123,8 @@ def test_unknown_names_are_refused_with_the_nearest(wrong: str, nearest: str) ->
 
 
 def test_unknown_options_are_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="unknown model option 'image_size'.*img_size"):
-        create_model("mae_vit_lesson_patch4", image_size=64)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="unknown option 'image_size'.*img_size"):
+        create_model("mae_vit_lesson_patch4", image_size=64)
 
 
 def test_options_override_the_size() -> None:
@@ -146,7 +147,7 @@ def test_options_override_the_size() -> None:
 def test_values_that_do_not_fit_each_other_are_refused(changes: dict[str, object], message: str) -> None:
     options: dict[str, object] = {"img_size": (32, 32), "embed_dim": 24, "num_heads": 3, "depth": 1, "decoder_depth": 1}
     with pytest.raises(UsageError, match=message):
-        build_model(ModelConfig(**(options | changes)))  # type: ignore[arg-type]
+        build_model(MethodConfig().override(options | changes))
 
 
 def test_equal_seeds_give_equal_weights() -> None:

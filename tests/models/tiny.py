@@ -5,18 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mae.models.config import ModelConfig, pair
+from mae.core.method import MethodConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 
 
-def tiny_config(**changes: Any) -> ModelConfig:
+def tiny_config(**changes: Any) -> MethodConfig:
     options: dict[str, Any] = {
         "img_size": (16, 24), "patch_size": (4, 4), "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2.0,
         "decoder_embed_dim": 16, "decoder_depth": 2, "decoder_num_heads": 2,
     }  # fmt: skip
-    options |= changes
-    return ModelConfig(**(options | {name: pair(options[name]) for name in ("img_size", "patch_size")}))
+    return MethodConfig().override(options).override(changes)
 
 
 def tiny_model(**changes: Any) -> MaskedAutoencoder:
@@ -31,4 +30,4 @@ def tiny_model(**changes: Any) -> MaskedAutoencoder:
 def images_for(model: MaskedAutoencoder, *, batch: int = 3, seed: int = 1) -> Tensor:
     assert model.config is not None
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, model.config.in_chans, *model.config.img_size, generator=generator)
+    return torch.randn(batch, model.config.layout.channels, *model.config.layout.size, generator=generator)

@@ -14,7 +14,7 @@ import mae
 
 TINY = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 32, "steps": 6,
-    "workers": 0, "save_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
+    "workers": 0, "checkpoint_every": 2, "device": "cpu", "quiet": True, "held_out": 0.0,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 import mae
 from mae.cli import main
 from mae.errors import UsageError
-from mae.models.storage import load_with_report
+from mae.models.file import load_with_report
 from mae.training.run_folder import find_weights
 
 BANDS = ("B02", "B03", "B04", "B08", "B11")
@@ -38,24 +38,24 @@ def test_a_run_learns_from_what_is_known_and_its_model_says_of_what(
     tmp_path: Path, pretrain: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted, source = ("B08", "B02", "B11"), str(tiles(tmp_path / "tiles"))
-    result = pretrain(source=source, channels=wanted, no_data="nan", steps=30, batch_size=12, lr=5e-3, quiet=False)
+    result = pretrain(source=source, channels=wanted, nodata="nan", steps=30, batch_size=12, lr=5e-3, quiet=False)
     told = " ".join(capsys.readouterr().out.split())
     assert "3 channels (B08, B02, B11);" in told and "nan in the files means no data" in told
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert np.isfinite(losses).all() and losses[-1] < 0.9 * losses[0]
     model, report = load_with_report(find_weights(result.folder))
-    assert report.channels == wanted and model.config is not None and model.config.no_data == "nan"
+    assert report.channels == wanted and model.config is not None and model.config.tokenizer.nodata == "nan"
     values = np.stack([np.load(path) for path in sorted((tmp_path / "tiles").glob("*.npy"))])[:, [3, 0, 4]]
     expected = np.nanmean(values, axis=(0, 2, 3), dtype=np.float64)
-    assert model.config.mean == pytest.approx(expected.tolist(), rel=1e-5)
+    assert model.config.tokenizer.mean == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_other_files_are_matched_by_the_names_of_their_channels(tmp_path: Path, pretrain: Callable) -> None:
     """Bands in another order, and more of them, give the same features; a missing one is an error."""
     result = pretrain(
-        source=str(tiles(tmp_path / "tiles")), channels=("B08", "B02", "B11"), no_data="nan", steps=2, batch_size=12
+        source=str(tiles(tmp_path / "tiles")), channels=("B08", "B02", "B11"), nodata="nan", steps=2, batch_size=12
     )
     shuffled = tiles(tmp_path / "shuffled", ("B11", "B04", "B02", "B03", "B08"))
     found = [
@@ -89,9 +89,9 @@ def test_the_options_are_typed_as_the_help_says(tmp_path: Path, capsys: pytest.C
         (["--channels", "B02,B99"], "has no channel 'B99'"),
         (["--channels", "B02, B99"], "has no channel 'B99'"),
         (["--channels", "B02,B03", "--in-chans", "3"], "--in-chans is 3, and --channels names 2"),
-        (["--channels", "B02,B02"], "--channels is B02,B02; expected different names"),
-        (["--no-data", "cloud"], "--no-data is 'cloud'; expected a finite number, or nan"),
-        (["--no-data", "nan", "--laplacian", "0.1"], "laplacian looks at whole pictures"),
+        (["--channels", "B02,B02"], "channels are ['B02', 'B02']; expected 2 different names"),
+        (["--nodata", "cloud"], "--nodata is 'cloud'; expected a finite number, or nan"),
+        (["--nodata", "nan", "--laplacian", "0.1"], "laplacian reads whole samples, and those have gaps"),
     ):
         assert main([*command, *option]) == 2
         assert says in capsys.readouterr().err
@@ -104,6 +104,6 @@ def test_images_to_watch_are_matched_by_name_too(tmp_path: Path, pretrain: Calla
         tiles(labelled / name, count=4)
         (labelled / name / "channels.txt").unlink()
     (labelled / "channels.txt").write_text("B02\nB03\nB04\nred edge\nB11\n")
-    options = {"channels": ("B08", "B02"), "no_data": "nan", "steps": 2, "batch_size": 12}
+    options = {"channels": ("B08", "B02"), "nodata": "nan", "steps": 2, "batch_size": 12}
     with pytest.raises(UsageError, match="labelled has no channel 'B08'"):
         pretrain(source=str(tiles(tmp_path / "tiles")), monitor=str(labelled), **options)

@@ -43,7 +43,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again(run: Path, capsys: 
     told = capsys.readouterr().err
     assert told.startswith(f"mae: error: every checkpoint in {run / 'checkpoints'} is damaged: ")
     assert all(f"step-0000000{step}/optimizer.safetensors is not the file that was written" in told for step in (4, 6))
-    assert "put the files back from a copy, or begin a new run in another folder" in told and ".writing" not in told
+    assert "restore the files from a copy, or start a new run in another folder" in told and ".writing" not in told
     assert everything(run) == before and (run / "checkpoints" / ".writing-step-00000008").is_dir()
 
 

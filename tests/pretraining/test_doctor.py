@@ -17,8 +17,8 @@ import mae
 from mae.cli import main
 from mae.errors import MAEError, UsageError
 from mae.findings import Finding
-from mae.pretraining import doctor
-from mae.pretraining.doctor import Diagnosis, refuse
+from mae.pretraining.checks import doctor
+from mae.pretraining.checks.doctor import Diagnosis, refuse
 
 pytestmark = [pytest.mark.doctor, pytest.mark.slow]
 MODEL = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 16 --steps 4 --device cpu".split()
@@ -76,9 +76,9 @@ def test_a_run_that_would_be_worthless_is_not_begun(
     assert "STOP saturation" in capsys.readouterr().out
     assert main(["pretrain", str(white), *MODEL, "--out", str(out)]) == 1
     error = capsys.readouterr().err
-    assert "would be worthless: " in error and "saturation" in error and "--skip-doctor" in error
+    assert "would be worthless: " in error and "saturation" in error and "--no-doctor" in error
     assert not out.exists()
-    assert main(["pretrain", str(white), *MODEL, "--out", str(out), "--skip-doctor"]) == 0
+    assert main(["pretrain", str(white), *MODEL, "--out", str(out), "--no-doctor"]) == 0
 
 
 def test_what_is_in_order_is_only_counted_at_the_beginning_of_a_run(
@@ -91,8 +91,8 @@ def test_what_is_in_order_is_only_counted_at_the_beginning_of_a_run(
 
 def test_a_checked_run_is_the_run_without_the_checks(tmp_path: Path, tiny: dict[str, Any]) -> None:
     weights = []
-    for skip in (False, True):
-        result = mae.pretrain("builtin:digits", **tiny, out=tmp_path / str(skip), skip_doctor=skip)
+    for checked in (False, True):
+        result = mae.pretrain("builtin:digits", **tiny, out=tmp_path / str(checked), doctor=checked)
         weights.append(result.load_model().state_dict())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
@@ -100,7 +100,7 @@ def test_a_checked_run_is_the_run_without_the_checks(tmp_path: Path, tiny: dict[
 def test_a_run_is_checked_as_it_stands(
     tmp_path: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = mae.pretrain("builtin:digits", **tiny, out=tmp_path / "run", skip_doctor=True).folder
+    folder = mae.pretrain("builtin:digits", **tiny, out=tmp_path / "run", doctor=False).folder
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["doctor", str(folder)]) == 0
     assert "weights" in (told := capsys.readouterr().out) and "probe reproduced" in told
@@ -177,5 +177,5 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_the_doctor_changes_no_random_number(pretrain: Callable[..., mae.PretrainResult]) -> None:
     torch.manual_seed(3)
     expected = torch.get_rng_state()
-    pretrain("run", skip_doctor=False)
+    pretrain("run", doctor=True)
     assert torch.equal(torch.get_rng_state(), expected)

@@ -17,7 +17,7 @@ from torch import Tensor
 import mae
 from mae.cli import main
 from mae.errors import MAEError, UsageError
-from mae.pretraining.watch import read_state as read_watched
+from mae.pretraining.watch.status import read_state as read_watched
 from mae.training.checkpoint import check
 
 Tensors = dict[str, Tensor]
@@ -45,6 +45,15 @@ def remake_manifest(folder: Path, **changes: Any) -> None:
 
 def everything(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_json(file: Path, change: dict[str, Any]) -> None:
+    """Entries of a record, or of one of its groups, put in the place of others."""
+    values = json.loads(file.read_text())
+    for name, given in change.items():
+        is_group = isinstance(given, dict) and name in ("method", "data", "optim", "machine")
+        values[name] = {**values[name], **given} if is_group else given
+    file.write_text(json.dumps(values))
 
 
 def edit_tensors(file: Path, change: Callable[[Tensors], Any]) -> None:
@@ -80,7 +89,7 @@ def with_one(change: float) -> Callable[[Tensor], Tensor]:
 STATES: dict[str, tuple[Any, str]] = {
     "step below 0": ({"step": -3}, "step is -3; expected 1 or more"),
     "step 0": ({"step": 0, "samples": 0}, "step is 0; expected 1 or more"),
-    "step of another folder": ({"step": 5, "samples": 160}, "step is 5; expected 6, as its folder is called"),
+    "step of another folder": ({"step": 5, "samples": 160}, "step is 5; expected 6, as in its folder's name"),
     "step as text": ({"step": "6"}, "entry step is '6'"),
     "step as float": ({"step": 6.0}, "entry step is 6.0"),
     "step as bool": ({"step": True}, "entry step is True"),
@@ -97,8 +106,8 @@ STATES: dict[str, tuple[Any, str]] = {
     "a scaler where none is": ({"scaler": {"scale": 65536.0}}, "scaler has the entries ['scale']; expected []"),
     "scaler as list": ({"scaler": []}, "entry scaler is []"),
     "scaler of text": ({"scaler": {"scale": "x"}}, "entry scaler"),
-    "went back later": ({"went_back_at": 7}, "went_back_at is 7; expected null, or 1 to 6"),
-    "went back as text": ({"went_back_at": "no"}, "entry went_back_at is 'no'"),
+    "rolled back later": ({"rolled_back_at": 7}, "rolled_back_at is 7; expected null, or 1 to 6"),
+    "rolled back as text": ({"rolled_back_at": "no"}, "entry rolled_back_at is 'no'"),
     "no identity": ({"identity": {}}, "was written with data nothing"),
     "identity as list": ({"identity": []}, "entry identity is []"),
     "identity of another seed": (("identity", {"seed": 5}), "was written with seed 5, this run has 0"),
@@ -187,7 +196,7 @@ def refused(run: Path, capsys: pytest.CaptureFixture[str], told: str, file: str)
     error = capsys.readouterr().err
     assert error.startswith("mae: error: ") and error.count("\n") == 1 and "Traceback" not in error
     assert told in error and file in error and str(newest(run)) in error
-    assert "was written with" in error or f"delete {newest(run)} to go on from an earlier checkpoint" in error
+    assert "was written with" in error or f"delete {newest(run)} to resume from an earlier checkpoint" in error
     assert everything(run) == before
 
 
@@ -233,9 +242,9 @@ def test_a_manifest_that_no_run_writes_is_passed_over(run: Path, name: str, caps
 
 def test_a_checkpoint_in_a_folder_of_another_step_is_none(run: Path) -> None:
     shutil.copytree(newest(run), other := run / "checkpoints" / "step-00000009")
-    assert f"{other}/manifest.json: step is 6; expected 9, as its folder is called" in check(other)
+    assert f"{other}/manifest.json: step is 6; expected 9, as in its folder's name" in check(other)
     remake_manifest(other, step=9)
-    with pytest.raises(MAEError, match=r"state\.json: step is 6; expected 9, as its folder is called"):
+    with pytest.raises(MAEError, match=r"state\.json: step is 6; expected 9, as in its folder's name"):
         mae.pretrain(out=run, resume=True, quiet=True)
 
 
@@ -280,8 +289,8 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
         "entry start.model is missing",
     ),
     "start of a wrong model": (
-        {"start": {"model": {"depth": 0}, "loaded": "", "fresh": None, "licence": None}},
-        "start: depth is 0; expected more than 0",
+        {"start": {"model": {"encoder": {"kind": "vit", "depth": 0}}, "loaded": "", "fresh": None, "licence": None}},
+        "start: depth is 0; expected greater than 0",
     ),
 }
 
@@ -293,11 +302,16 @@ def test_what_was_found_in_the_source_edited(run: Path, name: str, capsys: pytes
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "rate as text": ({"lr": "fast"}, "option lr is 'fast'"),
-    "rate below 0": ({"lr": -1.0}, "--lr is -1.0; expected a finite number above 0"),
-    "unknown": ({"learning": 1}, "unknown option 'learning'"),
-    "batch as float": ({"batch_size": 32.5}, "option batch_size is 32.5"),
-    "device": ({"device": "tpu"}, "option device is 'tpu'"),
+    "rate as text": ({"optim": {"lr": "fast"}}, "option lr is 'fast'"),
+    "rate below 0": ({"optim": {"lr": -1.0}}, "option lr is -1.0: input should be greater than 0"),
+    "unknown": ({"optim": {"learning": 1}}, "unknown option 'learning'"),
+    "group": ({"optimiser": {}}, "unknown group of options 'optimiser'; did you mean optim"),
+    "group as text": ({"optim": "fast"}, "optim is 'fast'; expected an object"),
+    "batch as float": ({"optim": {"batch_size": 32.5}}, "option batch_size is 32.5"),
+    "device": ({"machine": {"device": "tpu"}}, "option device is 'tpu'"),
+    "mask": ({"method": {"mask": {"kind": "random", "ratio": 2}}}, "mask_ratio is 2; expected less than 1"),
+    "kind": ({"method": {"mask": {"kind": "blok"}}}, "unknown mask 'blok'; did you mean block"),
+    "no model": ({"method": None}, "method is None; expected an object"),
 }
 
 
@@ -309,7 +323,7 @@ def test_what_a_run_was_told_edited(run: Path, name: str, capsys: pytest.Capture
 
 def record_refused(run: Path, name: str, change: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = run / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    edit_json(file, change)
     before = everything(run)
     assert main(["pretrain", "--out", str(run), "--resume"]) == 2
     error = capsys.readouterr().err
@@ -321,17 +335,17 @@ def record_refused(run: Path, name: str, change: dict[str, Any], told: str, caps
 @pytest.mark.parametrize(
     ("file", "change", "told"),
     [
-        ("config.json", {"weight_decay": 0.5}, "was written with weight_decay 0.05, this run has 0.5"),
-        ("config.json", {"crop_scale": [0.5, 1.0]}, "was written with crop_scale [0.2, 1.0], this run has [0.5, 1.0]"),
-        ("config.json", {"mask_ratio": 0.5}, "was written with mask_ratio 0.75, this run has 0.5"),
-        ("config.json", {"optimizer": "muon"}, "was written with optimizer 'adamw', this run has 'muon'"),
-        ("data.json", {"mean": [0.25]}, "was written with model's mean "),
-        ("data.json", {"std": [0.25]}, "was written with model's std "),
+        ("config.json", {"optim": {"weight_decay": 0.5}}, "was written with weight_decay 0.05, this run has 0.5"),
+        ("config.json", {"data": {"crop_scale": [0.5, 1.0]}}, "was written with crop_scale [0.2, 1.0], this run has ["),
+        ("config.json", {"method": {"mask": {"kind": "random", "ratio": 0.5}}}, "was written with mask_ratio 0.75, "),
+        ("config.json", {"optim": {"optimizer": "muon"}}, "was written with optimizer 'adamw', this run has 'muon'"),
+        ("data.json", {"mean": [0.25]}, "was written with mean "),
+        ("data.json", {"std": [0.25]}, "was written with std "),
     ],
 )
 def test_a_run_told_other_things_than_its_checkpoint(run: Path, file: str, change: dict[str, Any], told: str) -> None:
     path = run / file
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    edit_json(path, change)
     before = everything(run)
     with pytest.raises(MAEError) as refusal:
         mae.pretrain(out=run, resume=True, quiet=True)

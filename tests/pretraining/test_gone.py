@@ -79,7 +79,7 @@ def test_all_of_them_end_the_run_in_a_line(
     pretrain: Run, source: Path, tmp_path: Path, workers: int, change: Callable[[Path], Any], after_two_steps: Any
 ) -> None:
     after_two_steps(lambda: [change(file) for file in sorted(source.iterdir())])
-    with pytest.raises(MAEError, match=r"of 64 images cannot be used, over .*\.png") as ended:
+    with pytest.raises(MAEError, match=r"of 64 images cannot be used, more than .*\.png") as ended:
         pretrain(source=source, batch_size=16, steps=16, workers=workers)
     assert "\n" not in str(ended.value)
     steps = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

@@ -18,17 +18,17 @@ from PIL import Image
 from rich.console import Console
 
 import mae
-from mae.config import PretrainConfig
-from mae.data.augmentation import central_crop
-from mae.data.images import ImageSet
-from mae.data.limits import UnreadableImage
-from mae.data.loaders import TrainingLoader, normalise
-from mae.data.packing import pack
+from mae.config import RunConfig
+from mae.data.dataset.images import ImageSet
+from mae.data.decode.limits import UnreadableImage
+from mae.data.loading.loader import TrainingLoader, normalise
+from mae.data.packs.writer import pack
 from mae.errors import MAEError, UsageError
-from mae.pretraining import monitor
-from mae.pretraining.monitor import make_monitor
-from mae.pretraining.parts import fresh_model, make_loader
-from mae.pretraining.settle import num_held_out, prepare
+from mae.modalities.images.crop import central_crop
+from mae.pretraining.build import fresh_model, make_loader
+from mae.pretraining.resolve import num_held_out, prepare_run
+from mae.pretraining.watch import online_eval as monitor
+from mae.pretraining.watch.online_eval import make_monitor
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.training.distributed import World
 
@@ -37,8 +37,8 @@ CPU = torch.device("cpu")
 
 def prepared(tmp_path: Path, **options: Any) -> Any:
     sizes = {"img_size": (8, 8), "patch_size": (2, 2)}
-    config = PretrainConfig(source="builtin:digits", model="mae_vit_lesson_patch4", **sizes, **options)
-    return prepare(config, None, CPU, World(), resume=False)
+    config = RunConfig.of(source="builtin:digits", model="mae_vit_lesson_patch4", **sizes, **options)
+    return prepare_run(config, None, CPU, World(), resume=False)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def prepared(tmp_path: Path, **options: Any) -> Any:
     [(0.02, 799, 0), (0.02, 800, 16), (0.02, 1_000_000, 2000), (0.0, 5000, 0), (0.5, 40, 20), (0.5, 30, 0)],
 )
 def test_a_share_but_neither_too_few_nor_too_many(share: float, images: int, expected: int) -> None:
-    assert num_held_out(PretrainConfig(held_out=share), images) == expected
+    assert num_held_out(RunConfig.of(held_out=share), images) == expected
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.6, float("nan")])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="--held-out is .*expected a share from 0 to 0.5"):
-        PretrainConfig(held_out=share)
+    with pytest.raises(UsageError, match="--held-out is .*; expected"):
+        RunConfig.of(held_out=share)
 
 
 @pytest.mark.digits
@@ -97,11 +97,12 @@ def test_none_is_in_a_batch_of_any_epoch_process_or_view_nor_in_place_of_a_broke
     if kind == "pack":
         pack(str(source), source := tmp_path / "pack", per_shard=12, workers=1)
     forget_images(monkeypatch)
-    config = PretrainConfig(
+    config = RunConfig.of(
         source=str(source), model="mae_vit_lesson_patch4", img_size=(8, 8), patch_size=(2, 2), batch_size=16,
-        accumulate=2 if world * views < 8 else 1, views=views, workers=workers, held_out=0.25, max_unreadable=0.5,
+        accumulate=2 if world * views < 8 else 1, repeated_aug=views, workers=workers,
+        held_out=0.25, max_unreadable=0.5,
     )  # fmt: skip
-    run = prepare(config, None, CPU, World(), resume=False)
+    run = prepare_run(config, None, CPU, World(), resume=False)
     held_out, get = set(run.held_out.tolist()), ImageSet.get
     broken = set(run.trained[::5].tolist())
 
@@ -116,7 +117,7 @@ def test_none_is_in_a_batch_of_any_epoch_process_or_view_nor_in_place_of_a_broke
         loader = make_loader(replace(run, world=World(rank=rank, size=world, local_rank=rank, local_size=world)))
         for start, steps in ((0, 3 * run.steps_per_epoch), (run.steps_per_epoch // 2 + 1, 2)):
             with closing(loader.iterate(start)) as batches:
-                for batch in islice(batches, steps * config.accumulate):
+                for batch in islice(batches, steps * config.machine.accumulate):
                     assert not held_out & (set(batch.shown.tolist()) | set(batch.ids.tolist()))
                     shown |= set(batch.shown.tolist())
     # Of the others none is missing but the broken ones, and what the end of each epoch drops.
@@ -135,9 +136,9 @@ def test_their_loss_is_measured_beside_that_of_trained_images(pretrain: Callable
     model, ready = result.load_model(), prepared(result.folder)
     numbers = ready.held_out
     crops = torch.stack([central_crop(ready.images.get(int(number)), (8, 8)) for number in numbers])
-    plan = model.masking.plan((4, 4), sample_keys(0, FIXED_EPOCH, numbers))
+    images = normalise(crops, *ready.statistics())
     with torch.no_grad():
-        loss = model(normalise(crops, *ready.statistics()), plan=plan).loss
+        loss = model(images, plan=model.plan(images, keys=sample_keys(0, FIXED_EPOCH, numbers))).loss
     assert looks[-1]["held_out"] == pytest.approx(float(loss), rel=1e-5)
 
 

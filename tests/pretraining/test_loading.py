@@ -10,10 +10,10 @@ import torch
 
 import mae
 from mae.cli import main
-from mae.data.images import load_images
-from mae.data.loaders import normalise
-from mae.data.sources import open_source
-from mae.pretraining import parts
+from mae.data.dataset.images import load_images
+from mae.data.loading.loader import normalise
+from mae.data.sources.open import open_source
+from mae.pretraining import build as parts
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -25,7 +25,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 def test_an_epoch_has_as_many_times_the_steps_as_there_are_views(pretrain: Run, capsys: pytest.CaptureFixture[str]):
     options = {"batch_size": 64, "epochs": 2, "steps": None}
-    plain, twice = pretrain("plain", **options), pretrain("twice", **options, views=2, quiet=False)
+    plain, twice = pretrain("plain", **options), pretrain("twice", **options, repeated_aug=2, quiet=False)
     assert (plain.summary["steps"], twice.summary["steps"]) == (2 * 5, 2 * 10)  # of 320 images
     assert "2 crops of each image" in capsys.readouterr().out
 
@@ -43,8 +43,8 @@ def test_crops_are_as_large_as_they_are_to_be(pretrain: Run, monkeypatch: pytest
 
 
 def test_a_run_with_views_goes_on_to_the_same_end(pretrain: Run):
-    whole = pretrain("whole", views=4, accumulate=2)
-    cut = pretrain("cut", views=4, accumulate=2, keep_every=2)
+    whole = pretrain("whole", repeated_aug=4, accumulate=2)
+    cut = pretrain("cut", repeated_aug=4, accumulate=2, checkpoint_keep_every=2)
     (cut.folder / "summary.json").unlink()
     for step in ("step-00000004", "step-00000006"):
         shutil.rmtree(cut.folder / "checkpoints" / step)
@@ -55,19 +55,19 @@ def test_a_run_with_views_goes_on_to_the_same_end(pretrain: Run):
 
 
 def test_images_on_the_device_train_as_others_do(pretrain: Run):
-    there, elsewhere = pretrain("there", resident=True), pretrain("elsewhere")
+    there, elsewhere = pretrain("there", cache_on_device=True), pretrain("elsewhere")
     assert losses(there.folder) == pytest.approx(losses(elsewhere.folder), rel=1e-2)
-    assert losses(there.folder) == losses(pretrain("again", resident=True).folder)
+    assert losses(there.folder) == losses(pretrain("again", cache_on_device=True).folder)
 
 
 def test_a_run_may_go_on_with_its_images_elsewhere(finished: Path):
     (finished / "summary.json").unlink()
     shutil.rmtree(finished / "checkpoints" / "step-00000006")
-    assert mae.pretrain(out=finished, resume=True, quiet=True, resident=True).finished
+    assert mae.pretrain(out=finished, resume=True, quiet=True, cache_on_device=True).finished
 
 
 def test_images_of_several_sizes_are_refused_before_a_run_begins(photos: Path, tmp_path: Path, capsys):
     out = tmp_path / "run"
     model = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 4 --steps 200 --device cpu"
-    assert main(["pretrain", str(photos), *model.split(), "--resident", "--skip-doctor", "--out", str(out)]) == 2
-    assert "--resident needs images of one size" in capsys.readouterr().err and not out.exists()
+    assert main(["pretrain", str(photos), *model.split(), "--cache-on-device", "--no-doctor", "--out", str(out)]) == 2
+    assert "--cache-on-device needs images of one size" in capsys.readouterr().err and not out.exists()

@@ -126,7 +126,7 @@ def test_a_worker_that_outlives_its_run_holds_nothing_for_long(tmp_path: Path, m
 @pytest.mark.slow
 def test_of_two_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
     sizes = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 32 --steps 8 --device cpu"
-    run = ["builtin:digits", "--out", str(tmp_path / "run"), "--skip-doctor", *sizes.split()]
+    run = ["builtin:digits", "--out", str(tmp_path / "run"), "--no-doctor", *sizes.split()]
     both = [
         subprocess.Popen(
             [sys.executable, "-m", "mae", "pretrain", *run],

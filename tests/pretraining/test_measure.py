@@ -10,13 +10,14 @@ import psutil
 import pytest
 import torch
 
-from mae.data.images import ImageSet
-from mae.data.loaders import TrainingLoader
+from mae.core.types import MaskRequest
+from mae.data.dataset.images import ImageSet
+from mae.data.loading.loader import TrainingLoader
 from mae.layers.transformer import Blocks
-from mae.masking.random import RandomMasking
-from mae.models.zoo import build_model
-from mae.pretraining import measure
-from mae.pretraining.measure import (
+from mae.masks.random import RandomMasking
+from mae.models.presets import build_model
+from mae.pretraining.estimate import profile as measure
+from mae.pretraining.estimate.profile import (
     StepCost,
     available_memory,
     cost_of,
@@ -25,7 +26,7 @@ from mae.pretraining.measure import (
     measure_steps,
     pace_of,
 )
-from mae.pretraining.settle import Prepared, prepare
+from mae.pretraining.resolve import RunContext, prepare_run
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 
@@ -33,14 +34,14 @@ CPU = torch.device("cpu")
 MB = 1 << 20
 
 
-def prepared(**options: Any) -> Prepared:
+def prepared(**options: Any) -> RunContext:
     """The tiny run on the embedded digits, settled; options go over its own."""
     tiny = {
         "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2,
         "batch_size": 32, "steps": 400, "workers": 0, "held_out": 0.0, "device": "cpu",
     }  # fmt: skip
     config = recipe_config("default").override({**tiny, **options})
-    return prepare(config, None, CPU, World(), resume=False)
+    return prepare_run(config, None, CPU, World(), resume=False)
 
 
 def cost(part_size: int, seconds: float, peak_bytes: int) -> StepCost:
@@ -116,7 +117,7 @@ def test_the_slower_of_model_and_loader_limits(
 
 def test_steps_are_real_and_leave_no_trace():
     run = prepared()
-    caller = build_model(run.model_config)
+    caller = build_model(run.method)
     weights = [weight.clone() for weight in caller.parameters()]
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -131,8 +132,8 @@ def test_steps_are_real_and_leave_no_trace():
 def test_a_step_trains_the_model(monkeypatch: pytest.MonkeyPatch):
     made = []
 
-    def build(config: Any) -> Any:
-        made.append((model := build_model(config), [weight.clone() for weight in model.parameters()]))
+    def build(config: Any, **options: Any) -> Any:
+        made.append((model := build_model(config, **options), [weight.clone() for weight in model.parameters()]))
         return model
 
     monkeypatch.setattr(measure, "build_model", build)
@@ -166,9 +167,9 @@ def test_time_is_the_median_without_the_warm_up(clock: Clock, monkeypatch: pytes
 def test_the_warm_up_hides_the_least_and_the_rest_the_mean(monkeypatch: pytest.MonkeyPatch):
     ratios, real = [], RandomMasking.plan
 
-    def plan(masking: RandomMasking, grid: Any, keys: Any, ratio: float | None = None) -> Any:
-        ratios.append((ratio, len(keys)))
-        return real(masking, grid, keys, ratio)
+    def plan(masking: RandomMasking, request: MaskRequest) -> Any:
+        ratios.append((request.ratio, len(request.keys)))
+        return real(masking, request)
 
     monkeypatch.setattr(RandomMasking, "plan", plan)
     run = prepared(mask_schedule="linear", mask_start=0.5, mask_ratio=0.75, mask_warmup=400 / 44)
@@ -194,18 +195,20 @@ def test_steps_are_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):
     assert asked == ["bf16"] * 2
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_blocks_are_computed_again_where_the_run_does(monkeypatch: pytest.MonkeyPatch, recompute: bool):
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_blocks_are_computed_again_where_the_run_does(monkeypatch: pytest.MonkeyPatch, activation_checkpointing: bool):
     seen: list[bool] = []
     through = Blocks.through
 
     def noted(self: Blocks, *args: Any) -> Any:
-        seen.append(self.recompute)
+        seen.append(self.activation_checkpointing)
         return through(self, *args)
 
     monkeypatch.setattr(Blocks, "through", noted)
-    measure_steps(prepared(recompute=recompute, decoder="cross"), part_sizes=[2], seconds=0.0)
-    assert seen and set(seen) == {recompute}
+    measure_steps(
+        prepared(activation_checkpointing=activation_checkpointing, decoder="cross"), part_sizes=[2], seconds=0.0
+    )
+    assert seen and set(seen) == {activation_checkpointing}
 
 
 def test_memory_that_is_taken_shows():
@@ -219,7 +222,7 @@ def test_memory_that_is_taken_shows():
 
 def test_a_step_takes_weights_averages_and_activations_and_gives_them_back():
     run = prepared(img_size=32, patch_size=4)
-    num_bytes = 4 * sum(weight.numel() for weight in build_model(run.model_config).parameters())
+    num_bytes = 4 * sum(weight.numel() for weight in build_model(run.method).parameters())
     before = psutil.Process().memory_info().rss
     small, large = measure_steps(run, part_sizes=[2, 64], seconds=0.0)
     assert small.peak_bytes > 0.8 * 4 * num_bytes  # with gradients and AdamW's two averages

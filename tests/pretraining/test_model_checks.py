@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mae.masking.random import RandomMasking
+from mae.core.contracts import Batch
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest
+from mae.masks.random import RandomMasking
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import create_model
-from mae.pretraining.model_checks import CHECKS, Subject, check_model
-from mae.types import MaskPlan
+from mae.models.presets import create_model
+from mae.pretraining.checks.model import CHECKS, Subject, check_model
 
 OPTIONS: dict[str, Any] = {"img_size": (24, 16), "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 OPTIONS |= {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
@@ -23,7 +24,7 @@ def subject(images: Tensor | None = None, **options: Any) -> Subject:
     model = create_model("mae_vit_compact_patch16", **{**OPTIONS, **options})
     assert model.config is not None
     generator = torch.Generator().manual_seed(1)
-    shape = (4, model.config.in_chans, *model.config.img_size)
+    shape = (4, model.config.layout.channels, *model.config.layout.size)
     made = torch.randn(shape, generator=generator) if images is None else images
     return Subject(
         model=model, images=made, numbers=torch.arange(600), seed=0, mask_ratio=0.75, betas=(0.9, 0.95),
@@ -48,7 +49,7 @@ def stopped(subject: Subject) -> set[str]:
         {"laplacian": 0.05, "uniformity": 0.01, "focal_frequency": 0.1},
         {"laplacian": 0.05, "laplacian_raw": True},
         {"img_size": (4, 64)},
-        {"in_chans": 13, "low_pass": 0.5, "loss": "l1"},
+        {"in_chans": 13, "target": "low_pass", "target_cutoff": 0.5, "loss": "l1"},
     ],
     ids=str,
 )
@@ -72,9 +73,9 @@ def test_nothing_of_the_model_or_the_generator_is_changed() -> None:
 class Inverted(MaskedAutoencoder):
     """Judged by the visible patches."""
 
-    def _judge_prediction(self, images: Tensor, prediction: Tensor, plan: MaskPlan, grid: Any) -> dict[str, Tensor]:
+    def _compare(self, batch: Batch, plan: MaskPlan, *others: Any, taught: Any) -> dict[str, Tensor]:
         weight = (~plan.hidden).gather(1, plan.predicted).float() if plan.weight is not None else plan.weight
-        return super()._judge_prediction(images, prediction, replace(plan, weight=weight), grid)
+        return super()._compare(batch, replace(plan, weight=weight), *others, taught=taught)
 
 
 class OtherMask(MaskedAutoencoder):
@@ -102,40 +103,45 @@ class Leaky(nn.Module):
 class Detached(nn.Module):
     """A decoder that sends nothing back."""
 
-    needs_maps = False
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, maps: list[Tensor], plan: MaskPlan, grid: Any) -> Tensor:
-        return self.inner([tokens.detach() for tokens in maps], plan, grid)
+    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Tensor:
+        return self.inner(replace(encoded, levels=[tokens.detach() for tokens in encoded.levels]), plan, layout)
 
 
 class SameForAll(RandomMasking):
     """One mask for every sample."""
 
-    def plan(self, grid: Any, keys: Tensor, ratio: float | None = None) -> MaskPlan:
-        return super().plan(grid, torch.zeros_like(keys), ratio)
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        return super().plan(replace(request, keys=torch.zeros_like(request.keys)))
 
 
 class SameEachEpoch(RandomMasking):
     """The keys repeat: a generator that is seeded anew each epoch."""
 
-    def plan(self, grid: Any, keys: Tensor, ratio: float | None = None) -> MaskPlan:
-        half = len(keys) // 2
-        return super().plan(grid, torch.cat([keys[:half], keys[:half]]) if len(keys) > 100 else keys, ratio)
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        keys, half = request.keys, len(request.keys) // 2
+        return super().plan(replace(request, keys=torch.cat([keys[:half]] * 2) if len(keys) > 100 else keys))
 
 
 class LastRowsNever(RandomMasking):
     """The first patches are always the visible ones."""
 
-    def plan(self, grid: Any, keys: Tensor, ratio: float | None = None) -> MaskPlan:
-        plan = super().plan(grid, keys, ratio)
-        order = torch.arange(plan.hidden.shape[1]).expand(len(keys), -1)
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        plan = super().plan(request)
+        order = torch.arange(plan.hidden.shape[1]).expand(len(request.keys), -1)
         seen = plan.visible.shape[1]
         hidden = torch.ones_like(plan.hidden).scatter(1, order[:, :seen], False)
         return MaskPlan(visible=order[:, :seen], predicted=order[:, seen:], hidden=hidden)
+
+
+class Half(RandomMasking):
+    """Masks half, whatever is asked for."""
+
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        return super().plan(replace(request, ratio=0.5))
 
 
 class Noisy(nn.Module):
@@ -238,8 +244,7 @@ def test_constant_images_leave_nothing_to_predict(share: float) -> None:
 
 def test_a_wrong_ratio_is_found() -> None:
     here = subject()
-    asked = here.model.masking.plan
-    here.model.masking = type("Half", (), {"plan": lambda self, grid, keys, ratio=None: asked(grid, keys, 0.5)})()
+    here.model.masking = Half()
     assert "masks" in stopped(here)
 
 

@@ -12,17 +12,17 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import mae
-from mae.data.augmentation import Augmentation
-from mae.data.crops import Crops
-from mae.data.images import load_images
-from mae.data.loaders import evaluation_batches, normalise
-from mae.data.sources import open_labelled
+from mae.data.dataset.images import load_images
+from mae.data.loading.loader import evaluation_batches, normalise
+from mae.data.loading.worker import CropDataset
+from mae.data.sources.open import open_labelled
 from mae.errors import MAEError, UsageError
-from mae.evaluation.knn import knn_rank
-from mae.evaluation.label_free import alignment, measure_spread
-from mae.pretraining import monitor
-from mae.pretraining.monitor import steps_between_looks, summarise_monitoring
-from mae.pretraining.settle import prepare
+from mae.evaluation.common.feature_stats import alignment, measure_spread
+from mae.evaluation.common.neighbours import knn_rank
+from mae.modalities.images.crop import Augmentation
+from mae.pretraining.resolve import prepare_run
+from mae.pretraining.watch import online_eval as monitor
+from mae.pretraining.watch.online_eval import steps_between_looks, summarise_monitoring
 from mae.training.distributed import World
 from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
@@ -98,7 +98,7 @@ def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, fe
         few_watched.setattr(monitor, f"_{name}_IMAGES", 2000)
     pretrain(monitor="builtin:digits", steps=1)
     data, model = open_labelled("builtin:digits", data_root=tmp_path), mae.load(tmp_path / "run")
-    mean, std = torch.tensor([model.config.mean, model.config.std])
+    mean, std = torch.tensor([model.config.tokenizer.mean, model.config.tokenizer.std])
     features = []
     for part in (data.train, data.test):
         images = load_images(part.source, in_chans=1)
@@ -106,7 +106,7 @@ def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, fe
         with torch.no_grad():
             features.append(model.encode(normalise(batch, mean, std)).mean)
     images = load_images(data.train.source, in_chans=1)
-    crops = Crops(images=images, numbers=images.readable, img_size=(8, 8), augmentation=Augmentation())
+    crops = CropDataset(images=images, numbers=images.readable, img_size=(8, 8), augmentation=Augmentation())
     with torch.no_grad():
         views = [
             model.encode(normalise(crops[images.readable.tolist(), keys].images, mean, std)).mean
@@ -245,8 +245,8 @@ def test_a_run_that_is_watched_with_labels_is_looked_at_less_often(tmp_path: Pat
             "steps": 60,
             "held_out": 0.0,
         }
-        config = mae.PretrainConfig(source="builtin:digits", **{**given, **options})
-        return steps_between_looks(prepare(config, RunFolder(tmp_path), torch.device("cpu"), World(), resume=False))
+        config = mae.RunConfig.of(source="builtin:digits", **{**given, **options})
+        return steps_between_looks(prepare_run(config, RunFolder(tmp_path), torch.device("cpu"), World(), resume=False))
 
     watched = 24 + 2 * 8  # as few images as these tests watch; lent are 20 + 10 more
     assert spacing() == 10 * watched / 4

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mae.config import PretrainConfig
-from mae.data.loaders import normalise
-from mae.masking.random import RandomMasking
+from mae.config import RunConfig
+from mae.core.types import Layout, MaskRequest
+from mae.data.loading.loader import normalise
+from mae.masks.random import RandomMasking
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.pretraining.parts import fresh_model, make_trainer
-from mae.pretraining.settle import prepare
+from mae.pretraining.build import fresh_model, make_trainer
+from mae.pretraining.resolve import prepare_run
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 
@@ -60,12 +61,17 @@ OPTIONS: dict[str, Any] = {
     [
         {},
         {"precision": "bf16"},
-        {"decoder": "cross", "predict_share": 0.5},
+        {"decoder": "cross", "mask_predicted": 0.5},
         {"optimizer": "muon"},
         {"recipe": "improved", "accumulate": 2},
         {"recipe": "fast"},
         {"uniformity": 0.1, "uniformity_form": "squared_cosine", "laplacian": 0.1, "laplacian_raw": True},
-        {"focal_frequency": 0.1, "low_pass": 0.5, "loss": "smooth_l1", "norm_pix_loss": False},
+        {
+            "focal_frequency": 0.1,
+            "target": "low_pass",
+            "target_cutoff": 0.5,
+            "loss": "smooth_l1",
+        },
         {"clip_grad": None},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
@@ -80,17 +86,17 @@ def test_no_step_waits_for_the_device(tmp_path: Path, changes: dict[str, Any]):
     assert trainer.step == 2
 
 
-def a_trainer(config: PretrainConfig) -> tuple[Any, Iterator[Any]]:
-    prepared = prepare(config, None, torch.device("cpu"), World(), resume=False)
+def a_trainer(config: RunConfig) -> tuple[Any, Iterator[Any]]:
+    prepared = prepare_run(config, None, torch.device("cpu"), World(), resume=False)
     trainer = make_trainer(prepared, fresh_model(prepared))
-    there = iter([batch for batch, _ in zip(trainer.batches(0), range(4 * config.accumulate), strict=False)])
+    there = iter([batch for batch, _ in zip(trainer.batches(0), range(4 * config.machine.accumulate), strict=False)])
     return trainer, there
 
 
 @pytest.mark.parametrize("asks", [lambda t: float(t), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0],
                                   lambda t: t.tolist(), lambda t: t.cpu(), lambda t: torch.tensor([1.0])])  # fmt: skip
 def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any):
-    config = PretrainConfig(lr=1e-3).override({**OPTIONS, "out": str(tmp_path / "run")})
+    config = RunConfig.of(lr=1e-3).override({**OPTIONS, "out": str(tmp_path / "run")})
     trainer, batches = a_trainer(config)
     forward = MaskedAutoencoder.forward
 
@@ -105,8 +111,8 @@ def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_masks_and_normalised_images_wait_for_nothing_either():
-    keys = torch.arange(4)
+    request = MaskRequest(layout=Layout(size=(8, 8), patch=(2, 2), channels=3), keys=torch.arange(4), ratio=0.6)
     with NoWaiting(), NoReading():
-        plan = RandomMasking(predicted=0.5).plan((4, 4), keys, 0.6)
+        plan = RandomMasking(predicted=0.5).plan(request)
         images = normalise(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(3), torch.ones(3))
     assert plan.visible.shape == (4, 6) and images.dtype == torch.float32

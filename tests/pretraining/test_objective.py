@@ -11,7 +11,7 @@ import torch
 
 import mae
 from mae.cli import main
-from mae.masking.random import RandomMasking
+from mae.masks.random import RandomMasking
 from mae.training.log import loss_rows, read_rows
 
 Run = Callable[..., mae.PretrainResult]
@@ -56,16 +56,16 @@ def test_the_curriculum_hides_more_and_more(pretrain: Run, seen: list[tuple[int,
 
 def test_every_part_of_a_batch_hides_alike(pretrain: Run, seen: list[tuple[int, int]]):
     pretrain(**IMPROVED, accumulate=2)
-    found = trained_lengths(seen, 64)[-22:]  # yardsticks come in batches of 64 too, before
+    found = trained_lengths(seen, 64)[-22:]  # baselines come in batches of 64 too, before
     assert found[::2] == found[1::2] and found[0] == 8 and found[-1] == 4
 
 
-def test_yardsticks_and_pictures_hide_what_the_run_hides_at_its_end(pretrain: Run, seen: list[tuple[int, int]]):
+def test_baselines_and_pictures_hide_what_the_run_hides_at_its_end(pretrain: Run, seen: list[tuple[int, int]]):
     pretrain(**IMPROVED)
     assert {visible for batch, visible in seen if batch not in (1, 128)} == {4}  # 1: a checkpoint's probe
 
 
-def test_terms_are_logged_by_name_and_the_yardstick_stands_beside_the_reconstruction(pretrain: Run):
+def test_terms_are_logged_by_name_and_the_baseline_stands_beside_the_reconstruction(pretrain: Run):
     result = pretrain(**IMPROVED)
     for row in loss_rows(read_rows(result.folder / "metrics.jsonl")):
         terms = row["terms"]
@@ -73,7 +73,7 @@ def test_terms_are_logged_by_name_and_the_yardstick_stands_beside_the_reconstruc
         expected = terms["reconstruction"] + 0.05 * terms["laplacian"] + 0.01 * terms["uniformity"]
         assert row["loss"] == pytest.approx(expected, rel=1e-5)
     summary = json.loads((result.folder / "summary.json").read_text())
-    share = summary["terms"]["reconstruction"] / summary["yardsticks"]["mean_of_visible"]
+    share = summary["terms"]["reconstruction"] / summary["baselines"]["mean_of_visible"]
     assert summary["loss_over_mean_predictor"] == pytest.approx(share)
 
 
@@ -86,7 +86,8 @@ def test_weights_of_zero_are_the_plain_run_bit_for_bit(pretrain: Run):
 def test_each_addition_changes_what_is_learned(pretrain: Run):
     plain = weights(pretrain("plain", steps=2))
     for number, options in enumerate(
-        ({"laplacian": 0.05}, {"uniformity": 0.01}, {"focal_frequency": 1.0}, {"loss": "l1"}, {"low_pass": 0.5},
+        ({"laplacian": 0.05}, {"uniformity": 0.01}, {"focal_frequency": 1.0}, {"loss": "l1"},
+     {"target": "low_pass", "target_cutoff": 0.5},
          {"mask_schedule": "random"})
     ):  # fmt: skip
         other = weights(pretrain(f"run{number}", steps=2, **options))
@@ -94,7 +95,7 @@ def test_each_addition_changes_what_is_learned(pretrain: Run):
 
 
 def test_a_resumed_curriculum_goes_on_where_it_was(pretrain: Run):
-    whole = pretrain("whole", **IMPROVED, keep_every=3)
+    whole = pretrain("whole", **IMPROVED, checkpoint_keep_every=3)
     cut = whole.folder.with_name("cut")
     shutil.copytree(whole.folder, cut)
     (cut / "summary.json").unlink()
@@ -106,9 +107,9 @@ def test_a_resumed_curriculum_goes_on_where_it_was(pretrain: Run):
     assert_same(weights(whole), mae.load(cut).state_dict())
 
 
-def test_the_yardstick_is_in_the_units_of_the_loss(pretrain: Run):
-    squared = pretrain("mse", norm_pix_loss=False).summary["yardsticks"]
-    absolute = pretrain("l1", norm_pix_loss=False, loss="l1").summary["yardsticks"]
+def test_the_baseline_is_in_the_units_of_the_loss(pretrain: Run):
+    squared = pretrain("mse", norm_pix_loss=False).summary["baselines"]
+    absolute = pretrain("l1", norm_pix_loss=False, loss="l1").summary["baselines"]
     assert squared["zero"] == pytest.approx(1.0, abs=0.1)  # the mean square of standardised pixels
     assert absolute["zero"] < squared["zero"] and absolute["zero"] ** 2 < squared["zero"]
 
@@ -118,10 +119,11 @@ def test_the_objective_is_part_of_the_model_and_of_the_header(
 ):
     mae.pretrain("builtin:digits", **{**tiny, **IMPROVED, "quiet": False}, out=tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())
-    assert "50% to 75% hidden, linear over 0.5 epochs" in said
+    assert "50% to 75% masked, linear over 0.5 epochs" in said
     assert "mse reconstruction + 0.05 x laplacian + 0.01 x uniformity over 128 images" in said
     config = mae.load(tmp_path / "run").config
-    assert config is not None and (config.laplacian, config.uniformity, config.mask_ratio) == (0.05, 0.01, 0.75)
+    assert config is not None and config.mask.ratio == 0.75
+    assert [(term.kind, term.weight) for term in config.terms] == [("laplacian", 0.05), ("uniformity", 0.01)]
 
 
 @pytest.mark.parametrize(
@@ -130,18 +132,18 @@ def test_the_objective_is_part_of_the_model_and_of_the_header(
         ("--recipe improved --epochs 3", "(--mask-warmup) is 5 epochs, but the whole run has 3 epochs"),
         ("--mask-schedule cosine --mask-start 0.99 --mask-warmup 1", "mask_ratio 0.99 on a grid of 4x4"),
         ("--uniformity 0.01 --batch-size 4 --accumulate 4", "--uniformity compares the images of a batch"),
-        ("--uniformity 0.01 --views 2", "some are views of the same image"),
-        ("--batch-size 32 --views 64", "--batch-size is 32, --views 64; expected"),
-        ("--batch-size 64 --views 3", "--batch-size is 64, --views 3; expected"),
-        ("--crop-scale 0.5 0.2", "--crop-scale is (0.5, 0.2); expected two shares above 0 and at most 1"),
+        ("--uniformity 0.01 --repeated-aug 2", "some are views of the same image"),
+        ("--batch-size 32 --repeated-aug 64", "--batch-size is 32, --repeated-aug 64; expected"),
+        ("--batch-size 64 --repeated-aug 3", "--batch-size is 64, --repeated-aug 3; expected"),
+        ("--crop-scale 0.5 0.2", "--crop-scale is (0.5, 0.2); expected the smaller one first"),
         ("--crop-scale 0 1", "--crop-scale is (0.0, 1.0)"),
-        ("--views 0", "--views is 0; expected a finite number above 0"),
-        ("--laplacian -1", "--laplacian is -1.0; expected a weight of 0 or more"),
-        ("--low-pass 2", "--low-pass is 2.0; expected a share above 0 and at most 1"),
+        ("--repeated-aug 0", "--repeated-aug is 0; expected greater than 0"),
+        ("--laplacian -1", "laplacian is -1.0; expected greater than or equal to 0"),
+        ("--target low_pass --target-cutoff 2", "target_cutoff is 2.0; expected less than or equal to 1"),
         ("--mask-start 0", "--mask-start is 0.0"),
-        ("--mask-warmup -1", "--mask-warmup is -1.0; expected 0 or more"),
-        ("--keep-every 0", "--keep-every is 0"),
-        ("--decoder-depth 0", "--decoder-depth is 0"),
+        ("--mask-warmup -1", "--mask-warmup is -1.0; expected greater than or equal to 0"),
+        ("--checkpoint-keep-every 0", "--checkpoint-keep-every is 0"),
+        ("--decoder-depth 0", "decoder_depth is 0"),
     ],
 )
 def test_wrong_requests(args: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -155,20 +157,20 @@ def test_the_header_tells_another_decoder(tmp_path: Path, tiny: dict[str, Any], 
     options = {**tiny, "quiet": False, "steps": 2}
     for given, told in (
         ({}, []),
-        ({"decoder": "cross", "predict_share": 0.25}, [", by cross-attention", "25% of the"]),
+        ({"decoder": "cross", "mask_predicted": 0.25}, [", decoder cross", "some of the masked patches predicted"]),
     ):
         mae.pretrain("builtin:digits", out=tmp_path / str(len(told)), **{**options, **given})
         header = " ".join(capsys.readouterr().out.split())
-        assert all(words in header for words in told) and ("cross-attention" in header) is bool(told)
+        assert all(words in header for words in told) and ("decoder cross" in header) is bool(told)
 
 
 @pytest.mark.pictures
 def test_a_cross_decoder_trains_goes_on_is_judged_and_draws(pretrain: Run, tmp_path: Path):
-    options = {"decoder": "cross", "predict_share": 0.25, "keep_every": 3}
+    options = {"decoder": "cross", "mask_predicted": 0.25, "checkpoint_keep_every": 3}
     whole = pretrain("whole", **options)
     assert whole.finished
     model = whole.load_model()
-    assert model.config is not None and (model.config.decoder, model.config.predict_share) == ("cross", 0.25)
+    assert model.config is not None and (model.config.decoder.kind, model.config.mask.predicted) == ("cross", 0.25)
     shutil.copytree(whole.folder, tmp_path / "stopped")
     for name in ("step-00000006", "step-00000004"):
         shutil.rmtree(tmp_path / "stopped" / "checkpoints" / name)

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 import mae
 from mae.cli import main
 from mae.errors import UsageError
-from mae.models.storage import load_model
-from mae.models.zoo import create_model
+from mae.models.file import load_model
+from mae.models.presets import create_model
 from mae.training.run_folder import find_weights
 
 CPU: dict[str, Any] = {"device": "cpu"}
@@ -51,7 +51,7 @@ def rasters(folder: Path, *dtypes: str, scale: float = 1.0, divide: float = 1.0,
 
 
 def trained(folder: Path, *dtypes: str, **options: Any) -> Path:
-    source = rasters(folder / "images", *dtypes, **{"gap": GAP} if "no_data" in options else {})
+    source = rasters(folder / "images", *dtypes, **{"gap": GAP} if "nodata" in options else {})
     with light_runs():
         return mae.pretrain(source, out=folder / "run", **{**TINY, "batch_size": 12, **options}).folder
 
@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run on each type of file, by its name."""
     root = tmp_path_factory.mktemp("runs")
     return {
-        "float32": trained(root / "float32", "float32", no_data="-9999"),
+        "float32": trained(root / "float32", "float32", nodata="-9999"),
         "uint16": trained(root / "uint16", "uint16"),
     }
 
@@ -121,7 +121,7 @@ def test_images_that_are_watched_may_be_of_another_type(tmp_path):
     watched = {kind: rasters(tmp_path / f"watched-{kind}", kind) for kind in ("float32", "uint16")}
     looks = []
     for kind, monitor in watched.items():
-        run = trained(tmp_path / kind, "float32", no_data="-9999", monitor=monitor)
+        run = trained(tmp_path / kind, "float32", nodata="-9999", monitor=monitor)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         looks.append([row["evaluation"] for row in rows if "evaluation" in row])
     assert looks[0] and looks[0] == looks[1]
@@ -131,7 +131,15 @@ def test_images_that_are_watched_may_be_of_another_type(tmp_path):
 
 def test_a_run_goes_on_from_weights_in_their_unit(runs, tmp_path):
     def begin(name: str, source: Path, **options: Any) -> Path:
-        small = {"steps": 6, "batch_size": 12, "workers": 0, "save_every": 2, "held_out": 0.0, "quiet": True, **CPU}
+        small = {
+            "steps": 6,
+            "batch_size": 12,
+            "workers": 0,
+            "checkpoint_every": 2,
+            "held_out": 0.0,
+            "quiet": True,
+            **CPU,
+        }
         return mae.pretrain(source, out=tmp_path / name, init_from=str(runs["float32"]), **small, **options).folder
 
     losses, old = [], load_model(find_weights(runs["float32"])).config
@@ -139,14 +147,15 @@ def test_a_run_goes_on_from_weights_in_their_unit(runs, tmp_path):
         source = rasters(tmp_path / f"on-{kind}", kind)
         run = begin(kind, source)
         new = load_model(find_weights(run)).config
-        assert (new.pixel_dtype, new.mean, new.std) == ("float32", old.mean, old.std)
+        found = (new.tokenizer.pixel_dtype, new.tokenizer.mean, new.tokenizer.std)
+        assert found == ("float32", old.tokenizer.mean, old.tokenizer.std)
         shutil.rmtree(max((run / "checkpoints").glob("step-*")))
         mae.pretrain(out=run, resume=True, quiet=True)  # reads the images in the same unit
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         losses.append([row["loss"] for row in rows if "loss" in row])
     assert losses[0] == losses[1] and np.isfinite(losses[0]).all()
     own = load_model(find_weights(begin("own", source, statistics="data"))).config
-    assert own.pixel_dtype == "uint16" and max(own.mean) < 0.1
+    assert own.tokenizer.pixel_dtype == "uint16" and max(own.tokenizer.mean) < 0.1
     with pytest.raises(UsageError, match="they are on another scale"):
         begin("no", rasters(tmp_path / "shares", "float32", divide=1e8))
 

@@ -13,12 +13,13 @@ import torch
 import mae
 from mae.cli import main
 from mae.cli.replay import _in_words
-from mae.data.images import ImageSet, load_images
-from mae.data.loaders import TrainingLoader
-from mae.data.sources import open_source
+from mae.data.dataset.images import ImageSet, load_images
+from mae.data.loading.loader import TrainingLoader
+from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
-from mae.pretraining import replay as replay_module
-from mae.pretraining.replay import CAPTURE, replay
+from mae.pretraining.capture import CAPTURE
+from mae.pretraining.watch import replay_step as replay_module
+from mae.pretraining.watch.replay_step import replay
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -42,10 +43,10 @@ def broken(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, **optio
         return sound(self, index) * (torch.inf if index in (7, 9) else 1)
 
     monkeypatch.setattr(ImageSet, "get", get)
-    monkeypatch.setattr("mae.training.engine.MOST_IN_A_ROW", 1)
+    monkeypatch.setattr("mae.training.engine.MAX_CONSECUTIVE", 1)
     monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: lambda step: None)
-    with pytest.raises(MAEError, match=r"not finite.* see it again with: mae replay .*failures/step") as ended:
-        pretrain("run", source=str(source), batch_size=16, skip_doctor=True, statistics="data", **options)
+    with pytest.raises(MAEError, match=r"not finite.* replay it with: mae replay .*failures/step") as ended:
+        pretrain("run", source=str(source), batch_size=16, doctor=False, statistics="data", **options)
     assert (Path(shlex.split(str(ended.value))[-1]) / CAPTURE).is_file()
     return source.parent / "run"
 
@@ -65,7 +66,7 @@ def test_the_same_images_break_again(
     views: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = broken(pretrain, source, monkeypatch, accumulate=accumulate, views=views, steps=20)
+    folder = broken(pretrain, source, monkeypatch, accumulate=accumulate, repeated_aug=views, steps=20)
     (capture,) = (folder / "failures").iterdir()
     values = json.loads((capture / CAPTURE).read_text())
     assert len(values["ids"]) == 16 // views and {7, 9} & set(values["ids"])
@@ -124,12 +125,12 @@ def test_a_step_that_is_whole_now_is_told_so(
 def test_the_loss_is_the_one_the_run_would_have_had(
     pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Crops, masks and weights are those of the step: without the fault the loss is that of a run without it."""
+    """CropDataset, masks and weights are those of the step: without the fault the loss is that of a run without it."""
     folder = broken(pretrain, source, monkeypatch)
     monkeypatch.undo()
     monkeypatch.setattr(ImageSet, "statistics", lambda self, limit=0: ((0.0,), (1.0,)))
     found = replay(folder, device="cpu")
-    sound = pretrain("sound", source=str(source), batch_size=16, steps=4, skip_doctor=True)
+    sound = pretrain("sound", source=str(source), batch_size=16, steps=4, doctor=False)
     rows = [json.loads(line) for line in (sound.folder / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
     if found.step == 0:  # the schedule's warm-up differs with the length of a run, so only the first step is the same
@@ -138,7 +139,7 @@ def test_the_loss_is_the_one_the_run_would_have_had(
 
 
 def test_the_views_are_those_of_the_step(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = broken(pretrain, source, monkeypatch, views=4, steps=20)
+    folder = broken(pretrain, source, monkeypatch, repeated_aug=4, steps=20)
     monkeypatch.undo()
     seen: list[torch.Tensor] = []
     whole = replay_module.normalise

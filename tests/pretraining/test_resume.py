@@ -17,7 +17,7 @@ from mae.training.log import loss_rows, read_rows
 Run = Callable[..., mae.PretrainResult]
 OPTIONS: dict[str, Any] = {
     "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "batch_size": 64, "steps": 42,
-    "device": "cpu", "save_every": 5, "skip_doctor": True,
+    "device": "cpu", "checkpoint_every": 5, "doctor": False,
 }  # fmt: skip
 
 
@@ -58,7 +58,9 @@ def test_resuming_a_finished_run_changes_nothing(finished: Path):
 
 
 def test_a_resumed_run_refuses_other_options(finished: Path):
-    with pytest.raises(UsageError, match="begun otherwise: lr was .*, is now 0.5; mask_ratio was 0.75, is now 0.5"):
+    with pytest.raises(
+        UsageError, match="begun with other options: lr was .*, is now 0.5; mask_ratio was 0.75, is now 0.5"
+    ):
         mae.pretrain(out=finished, resume=True, quiet=True, lr=0.5, mask_ratio=0.5)
     with pytest.raises(UsageError, match="source was 'builtin:digits', is now 'builtin:photos'"):
         mae.pretrain("builtin:photos", out=finished, resume=True, quiet=True)
@@ -70,7 +72,9 @@ def test_a_resumed_run_refuses_other_options(finished: Path):
 
 def test_a_resumed_run_with_uniformity_refuses_other_parts(pretrain: Run):
     folder = pretrain(uniformity=0.01, accumulate=2).folder
-    with pytest.raises(UsageError, match="--accumulate was 2, is now 4: --uniformity compares the images of a part"):
+    with pytest.raises(
+        UsageError, match="--accumulate was 2, is now 4: --uniformity compares the images of a micro-batch"
+    ):
         mae.pretrain(out=folder, resume=True, quiet=True, accumulate=4)
     assert mae.pretrain(out=folder, resume=True, quiet=True, accumulate=2).finished
 

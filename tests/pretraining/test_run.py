@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import mae
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 from mae.errors import UsageError
 from mae.training.log import loss_rows, read_rows
 
@@ -37,7 +37,7 @@ def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
         Image.open(panel).verify()
     summary = json.loads((run / "summary.json").read_text())
     assert summary == result.summary
-    assert summary["loss_over_mean_predictor"] == summary["loss"] / summary["yardsticks"]["mean_of_visible"]
+    assert summary["loss_over_mean_predictor"] == summary["loss"] / summary["baselines"]["mean_of_visible"]
     assert (run / summary["panel"]).is_file() and (run / summary["curve"]).is_file()
     assert (run / summary["checkpoint"]).is_dir()
     found = json.loads((run / "data.json").read_text())
@@ -45,9 +45,10 @@ def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
 
 
 def test_everything_chosen_stands_in_the_configuration(finished: Path):
-    config = PretrainConfig.read(finished / "config.json")
-    assert (config.source, config.model, config.in_chans) == ("builtin:digits", "mae_vit_lesson_patch4", 1)
-    assert None not in (config.img_size, config.patch_size, config.mlp_ratio, config.cls_token, config.batch_size)
+    config = RunConfig.read(finished / "config.json")
+    assert (config.source, config.model) == ("builtin:digits", "mae_vit_lesson_patch4")
+    assert config.resolved.layout.channels == 1 and config.resolved.encoder.mlp_ratio == 0.5
+    assert config.optim.batch_size == 32
 
 
 def test_a_run_can_be_repeated_from_its_configuration_alone(finished: Path, tmp_path: Path):
@@ -81,8 +82,8 @@ def test_accumulation_changes_only_the_rounding(pretrain: Run, tmp_path: Path):
 def test_the_loaded_model_is_the_trained_one(finished: Path):
     model = mae.PretrainResult(folder=finished, finished=True, summary={}).load_model()
     assert not model.training and model.config is not None
-    assert model.config.img_size == (8, 8) and model.config.in_chans == 1
-    assert model.config.mean == tuple(json.loads((finished / "data.json").read_text())["mean"])
+    assert model.config.layout.size == (8, 8) and model.config.layout.channels == 1
+    assert model.config.tokenizer.mean == tuple(json.loads((finished / "data.json").read_text())["mean"])
     newest = finished / "checkpoints" / "step-00000006"
     for path in (newest, newest / "model.safetensors", str(finished)):
         assert torch.equal(weights(Path(path)), weights(finished))
@@ -91,7 +92,7 @@ def test_the_loaded_model_is_the_trained_one(finished: Path):
 def test_any_folder_of_images(pretrain: Run, photos: Path):
     result = pretrain(source=photos, img_size=32, patch_size=4, batch_size=8)
     assert result.summary["unreadable"] == []
-    assert result.load_model().config.in_chans == 3
+    assert result.load_model().config.layout.channels == 3
 
 
 def test_rectangles_from_the_command_line(photos: Path, tmp_path: Path):
@@ -107,10 +108,9 @@ def test_rectangles_from_the_command_line(photos: Path, tmp_path: Path):
 
 def test_what_is_not_said_is_chosen_to_suit(tmp_path: Path):
     result = mae.pretrain("builtin:digits", steps=1, out=tmp_path / "run", quiet=True, device="cpu")
-    config = PretrainConfig.read(tmp_path / "run" / "config.json")
-    assert (config.model, config.img_size, config.patch_size, config.batch_size) == (
-        "mae_vit_lesson_patch4", (8, 8), (2, 2), 64
-    )  # fmt: skip
+    config = RunConfig.read(tmp_path / "run" / "config.json")
+    assert (config.model, config.optim.batch_size) == ("mae_vit_lesson_patch4", 64)
+    assert (config.resolved.layout.size, config.resolved.layout.patch) == ((8, 8), (2, 2))
     assert result.finished
 
 
@@ -121,7 +121,7 @@ def test_the_header_tells_what_will_happen(photos: Path, tmp_path: Path, capsys:
     assert main(["pretrain", str(photos), *args.split(), "--out", str(tmp_path / "run")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
-        "mae_vit_lesson_patch4: encoder 3.1", "14 of", "mean 0.", "32x32 pixels in 8x8 patches, 75% hidden",
+        "mae_vit_lesson_patch4: encoder 3.1", "14 of", "mean 0.", "32x32 pixels in 8x8 patches, 75% masked",
         "4 = 1 process(es) x 2 part(s) x 2 images", "peak 0.001", "2 steps, 3 an epoch",
         f"cpu, {torch.get_num_threads()} thread(s)", ", fp32; ",
         "mean_of_visible", "mean predictor", "images/s", "waiting for data", "ETA", "Finished",
@@ -139,7 +139,7 @@ def test_learning_beats_the_mean_on_structure(tmp_path: Path, photos: Path):
 
 
 def test_noise_teaches_nothing(tmp_path: Path):
-    """The same on noise must not beat the mean: a check that learning is not an artefact of the yardstick."""
+    """The same on noise must not beat the mean: a check that learning is not an artefact of the baseline."""
     folder = tmp_path / "noise"
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -166,7 +166,7 @@ def test_panels_show_the_same_images_under_the_same_masks(pretrain: Run, tmp_pat
     assert not np.array_equal(whole[0], whole[-1])
 
 
-def test_images_of_one_colour_have_no_yardstick(tmp_path: Path):
+def test_images_of_one_colour_have_no_baseline(tmp_path: Path):
     folder = tmp_path / "plain"
     folder.mkdir()
     for number in range(8):
@@ -176,7 +176,7 @@ def test_images_of_one_colour_have_no_yardstick(tmp_path: Path):
     assert result.summary["loss_over_mean_predictor"] is None
 
 
-@pytest.mark.parametrize("options", [{}, {"views": 1, "optimizer": "muon"}, {"resident": True}, {"workers": 1}])
+@pytest.mark.parametrize("options", [{}, {"optimizer": "muon"}, {"cache_on_device": True}, {"workers": 1}])
 def test_a_batch_may_hold_one_image(pretrain: Run, options: dict[str, Any]):
     result = pretrain(batch_size=1, steps=3, **options)
     assert result.finished and result.summary["samples"] == 3 and isfinite(result.summary["loss"])
@@ -184,7 +184,7 @@ def test_a_batch_may_hold_one_image(pretrain: Run, options: dict[str, Any]):
 
 
 def test_a_batch_of_one_image_cannot_be_shared(pretrain: Run):
-    for options, told in (({"accumulate": 2}, "multiple of 2"), ({"views": 2}, "multiple of 2"),
+    for options, told in (({"accumulate": 2}, "multiple of 2"), ({"repeated_aug": 2}, "multiple of 2"),
                           ({"uniformity": 0.1}, "leaves one")):  # fmt: skip
         with pytest.raises(UsageError, match=told):
             pretrain(batch_size=1, steps=3, **options)

@@ -13,14 +13,21 @@ from light import little_measuring
 from test_measure import CPU, prepared
 
 from mae.cli.pretrain import parse
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 from mae.contention import num_cores
-from mae.data.images import ImageSet
+from mae.data.dataset.images import ImageSet
 from mae.errors import UsageError
-from mae.pretraining import plan as planning
-from mae.pretraining.measure import StepCost
-from mae.pretraining.plan import Plan, command_of, fitting_accumulate, fitting_epochs, make_plan, plan_pretraining
-from mae.pretraining.settle import Prepared, settle, source_stem
+from mae.pretraining.estimate import estimate as planning
+from mae.pretraining.estimate.estimate import (
+    Plan,
+    command_of,
+    fitting_accumulate,
+    fitting_epochs,
+    make_plan,
+    plan_pretraining,
+)
+from mae.pretraining.estimate.profile import StepCost
+from mae.pretraining.resolve import RunContext, resolve_config, source_stem
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 
@@ -34,9 +41,9 @@ class Machine:
         self.taken = 0.0
         self.asked: list[int] = []
 
-    def measure_steps(self, run: Prepared, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
+    def measure_steps(self, run: RunContext, *, part_sizes: Sequence[int], seconds: float) -> list[StepCost]:
         self.asked += part_sizes
-        kept = 10 if run.config.recompute else 100
+        kept = 10 if run.config.machine.activation_checkpointing else 100
         return [StepCost(part_size=n, seconds=0.1 + 0.01 * n, peak_bytes=1000 + kept * n) for n in part_sizes]
 
 
@@ -70,14 +77,15 @@ def test_every_number_by_hand(machine: Machine):
     assert plan.run_seconds == pytest.approx(20 * plan.epoch_seconds)
     assert (plan.peak_bytes, plan.available_bytes) == (5000, 1_000_000)
     assert plan.largest_part == 8990  # nine tenths of the memory, 1000 taken off
-    assert (plan.part_size, plan.config.batch_size, plan.config.accumulate) == (40, 40, 1)
+    assert (plan.part_size, plan.config.optim.batch_size, plan.config.machine.accumulate) == (40, 40, 1)
     assert machine.asked == [2, 4, 40]
 
 
 def test_the_batch_stays_and_is_divided_where_it_does_not_fit(machine: Machine):
     machine.available = 4000  # 3600 of it: 26 images
     plan = make_plan(prepared(batch_size=40), hours=None)
-    assert (plan.largest_part, plan.config.batch_size, plan.config.accumulate, plan.part_size) == (26, 40, 2, 20)
+    assert (plan.largest_part, plan.part_size) == (26, 20)
+    assert (plan.config.optim.batch_size, plan.config.machine.accumulate) == (40, 2)
     assert plan.peak_bytes == 3000 and "--accumulate 2" in plan.command
     assert any("--accumulate 2" in text for text in plan.advice)
     assert max(machine.asked) == 26  # no more than fits is tried
@@ -86,10 +94,12 @@ def test_the_batch_stays_and_is_divided_where_it_does_not_fit(machine: Machine):
 def test_blocks_are_computed_again_where_not_one_image_fits_otherwise(machine: Machine):
     machine.available = 1200  # 1080 of it: 0 images, or 8
     plan = make_plan(prepared(batch_size=40), hours=None)
-    assert plan.config.recompute and "--recompute" in plan.command and plan.advice[0].startswith("--recompute")
-    assert (plan.largest_part, plan.config.accumulate, plan.peak_bytes) == (8, 5, 1080)
+    assert plan.config.machine.activation_checkpointing and "--activation-checkpointing" in plan.command
+    assert plan.advice[0].startswith("--activation-checkpointing")
+    assert (plan.largest_part, plan.config.machine.accumulate, plan.peak_bytes) == (8, 5, 1080)
     machine.available = 1300
-    assert not make_plan(prepared(batch_size=40), hours=None).config.recompute  # one fits: parts cost less
+    plan = make_plan(prepared(batch_size=40), hours=None)
+    assert not plan.config.machine.activation_checkpointing  # one fits: micro-batches cost less
     machine.available = 1100  # 990
     with pytest.raises(UsageError, match="smaller --model"):
         make_plan(prepared(batch_size=40), hours=None)
@@ -113,12 +123,12 @@ def test_what_takes_long_is_not_tried_in_full(machine: Machine):
     ],
 )
 def test_the_fewest_equal_parts_that_fit(options: dict[str, Any], size: int, largest: int, expected: int):
-    assert fitting_accumulate(PretrainConfig(**options), World(size=size), largest) == expected
+    assert fitting_accumulate(RunConfig.of(**options), World(size=size), largest) == expected
 
 
 def test_no_memory_for_one_image_is_refused():
     with pytest.raises(UsageError, match="--batch-size 64 cannot be divided .* 0 image.*smaller --model"):
-        fitting_accumulate(PretrainConfig(batch_size=64), World(), 0)
+        fitting_accumulate(RunConfig.of(batch_size=64), World(), 0)
 
 
 @pytest.mark.digits
@@ -126,7 +136,8 @@ def test_hours_choose_whole_epochs(machine: Machine):
     run = prepared(batch_size=40)
     epoch = make_plan(run, hours=None).epoch_seconds
     plan = make_plan(run, hours=12.9 * epoch / 3600)
-    assert (plan.config.epochs, plan.config.steps, plan.steps, plan.hours) == (12, None, 420, 12.9 * epoch / 3600)
+    assert (plan.config.optim.epochs, plan.config.optim.steps, plan.steps) == (12, None, 420)
+    assert plan.hours == 12.9 * epoch / 3600
     assert plan.run_seconds == pytest.approx(12 * epoch)
     assert "--epochs 12" in plan.command and "--steps" not in plan.command
 
@@ -152,15 +163,15 @@ def test_nonsense_is_refused_before_and_after_measuring(machine: Machine):
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("inf"), float("nan")])
 def test_hours_that_are_none_are_refused(hours: float):
     with pytest.raises(UsageError, match="--hours is"):
-        plan_pretraining(PretrainConfig(source="builtin:digits"), hours=hours)
+        plan_pretraining(RunConfig.of(source="builtin:digits"), hours=hours)
 
 
 def test_a_source_is_needed_and_a_new_folder(tmp_path: Path):
     with pytest.raises(UsageError, match="no images are named"):
-        plan_pretraining(PretrainConfig(), hours=None)
+        plan_pretraining(RunConfig.of(), hours=None)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="holds another run"):
-        plan_pretraining(PretrainConfig(source="builtin:digits", out=tmp_path), hours=None)
+        plan_pretraining(RunConfig.of(source="builtin:digits", out=tmp_path), hours=None)
 
 
 def test_a_slow_source_limits(monkeypatch: pytest.MonkeyPatch, machine: Machine):
@@ -174,7 +185,7 @@ def test_a_slow_source_limits(monkeypatch: pytest.MonkeyPatch, machine: Machine)
 
     run = prepared(batch_size=4)
     monkeypatch.setattr(ImageSet, "get", get)
-    monkeypatch.setattr("mae.pretraining.measure._CROPS", 4)
+    monkeypatch.setattr("mae.pretraining.estimate.profile._CROPS", 4)
     plan = make_plan(run, hours=None)
     assert plan.pace.limit == "data" and plan.pace.data_wait > 0.5
     assert any("waits for images" in text for text in plan.advice)
@@ -191,13 +202,13 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def carried_out(plan: Plan, run: Prepared) -> PretrainConfig:
+def carried_out(plan: Plan, run: RunContext) -> RunConfig:
     """The settled configuration of the command that a plan shows."""
     program, command, *args = shlex.split(plan.command)
     assert (program, command) == ("mae", "pretrain")
     config, _, resume, _ = parse(args)
     assert not resume
-    return settle(config, run.images, run.device, run.world)[0]
+    return resolve_config(config, run.images, run.device, run.world)
 
 
 @pytest.mark.parametrize("hours", [None, 0.2])
@@ -206,12 +217,10 @@ def test_the_command_means_the_plan(recipe: str, options: dict[str, Any], hours:
     base = {"model": "mae_vit_lesson_patch4", "img_size": (8, 8), "patch_size": (2, 2), "steps": 900, "batch_size": 30}
     config = recipe_config(recipe).override({"source": "builtin:digits", **base, **options, "recipe": recipe})
     images, world = prepared().images, World()
-    settled, model = settle(config, images, CPU, world)
-    filled = replace(model, mean=(0.5,), std=(1.0,))
-    run = replace(prepared(), config=settled, model_config=filled, images=images)
+    run = replace(prepared(), config=resolve_config(config, images, CPU, world), images=images)
     machine.available = 3000
     plan = make_plan(run, hours=hours)
-    assert plan.config.accumulate == 2
+    assert plan.config.machine.accumulate == 2
     assert carried_out(plan, run) == plan.config
 
 
@@ -230,16 +239,16 @@ def test_the_command_is_short(machine: Machine):
 def test_the_command_of_a_recipe_names_what_differs(options: dict[str, Any], more: str):
     run = prepared()
     config = recipe_config("demo").override({"source": "builtin:digits", **options})
-    settled, _ = settle(config, run.images, CPU, World())
-    assert command_of(settled, run.images, CPU, World()) == f"mae pretrain builtin:digits --recipe demo{more}"
+    resolved = resolve_config(config, run.images, CPU, World())
+    assert command_of(resolved, run.images, CPU, World()) == f"mae pretrain builtin:digits --recipe demo{more}"
 
 
 def test_odd_names_are_quoted(photos: Path, tmp_path: Path):
     odd = photos.rename(tmp_path / "my 'photos' $HOME")
     run = prepared()
     config = recipe_config("default").override({"source": str(odd), "steps": 300, "batch_size": 4})
-    settled, _ = settle(config, run.images, CPU, World())
-    assert parse(shlex.split(command_of(settled, run.images, CPU, World()))[2:])[0].source == str(odd)
+    resolved = resolve_config(config, run.images, CPU, World())
+    assert parse(shlex.split(command_of(resolved, run.images, CPU, World()))[2:])[0].source == str(odd)
 
 
 def test_planning_leaves_no_trace(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

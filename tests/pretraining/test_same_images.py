@@ -12,9 +12,9 @@ import pytest
 
 import mae
 from mae.cli import main
-from mae.data import sampled
+from mae.data.dataset import sampled
 from mae.errors import UsageError
-from mae.pretraining.replay import replay
+from mae.pretraining.watch.replay_step import replay
 from mae.training.log import read_rows
 from mae.training.run_folder import RunFolder
 

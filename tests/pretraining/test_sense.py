@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 from mae.errors import UsageError
-from mae.models.zoo import model_config
-from mae.pretraining.sense import (
+from mae.models.presets import model_config
+from mae.pretraining.resolve import advised_batch
+from mae.pretraining.sanity import (
     LARGEST_WARMUP,
     LEAST_REACH,
     LEAST_STEPS,
@@ -15,16 +16,15 @@ from mae.pretraining.sense import (
     advise,
     advised_epochs,
     advised_model,
-    check_sense,
+    check_schedule,
     num_parameters,
 )
-from mae.pretraining.settle import advised_batch
 from mae.recipes import recipe_config
 from mae.recipes.demo import demo
 from mae.training.schedule import WarmupCosine
 
 
-def config(recipe: str = "default", **options: Any) -> PretrainConfig:
+def config(recipe: str = "default", **options: Any) -> RunConfig:
     default: dict[str, Any] = {"held_out": 0.0}
     if recipe == "default" and "steps" not in options:
         default |= {"batch_size": 64, "epochs": 100.0}
@@ -54,19 +54,19 @@ def config(recipe: str = "default", **options: Any) -> PretrainConfig:
         ),
     ],
 )
-def test_nonsense_is_refused_with_what_to_do(run: PretrainConfig, num_images: int, says: str):
+def test_nonsense_is_refused_with_what_to_do(run: RunConfig, num_images: int, says: str):
     with pytest.raises(UsageError, match=says):
-        check_sense(run, num_images)
+        check_schedule(run, num_images)
 
 
 @pytest.mark.parametrize("num_images", [*range(2, 10), 49, 99, 100, 500, 100_000])
 @pytest.mark.parametrize("held_out", [0.0, 0.02, 0.5])
 @pytest.mark.parametrize("views", [1, 5])
 def test_the_batch_that_is_advised_is_not_refused(num_images: int, held_out: float, views: int):
-    run = config(batch_size=64 * views, epochs=10_000.0, held_out=held_out, views=views)
+    run = config(batch_size=64 * views, epochs=10_000.0, held_out=held_out, repeated_aug=views)
     advised = advised_batch(run, num_images)
     assert advised % views == 0
-    check_sense(run.override({"batch_size": advised}), num_images)
+    check_schedule(run.override({"batch_size": advised}), num_images)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_the_batch_that_is_advised_is_not_refused(num_images: int, held_out: flo
         (config("improved", batch_size=64, epochs=100.0, held_out=0.02), 2048),
     ],
 )
-def test_what_just_makes_sense_and_every_recipe_pass(run: PretrainConfig, num_images: int):
-    check_sense(run, num_images)
+def test_what_just_makes_sense_and_every_recipe_pass(run: RunConfig, num_images: int):
+    check_schedule(run, num_images)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_what_just_makes_sense_and_every_recipe_pass(run: PretrainConfig, num_im
 )
 def test_the_reach_is_the_sum_of_the_schedule(options: dict[str, Any]):
     run, num_images = config(**options), 6400
-    steps = round((run.epochs or 0) * 100)
-    peak = run.lr if run.lr is not None else 1e-3 * 64 / 256
-    warmup = 0.1 * steps if run.warmup_epochs is None else 100 * run.warmup_epochs
-    schedule = WarmupCosine(peak=peak, floor=run.min_lr, warmup_samples=warmup * 64, total_samples=steps * 64)
+    steps = round((run.optim.epochs or 0) * 100)
+    peak = run.optim.lr if run.optim.lr is not None else 1e-3 * 64 / 256
+    warmup = 0.1 * steps if run.optim.warmup_epochs is None else 100 * run.optim.warmup_epochs
+    schedule = WarmupCosine(peak=peak, floor=run.optim.min_lr, warmup_samples=warmup * 64, total_samples=steps * 64)
     assert _reach(run, num_images) == pytest.approx(sum(schedule(64 * step) for step in range(steps)), rel=2e-3)
 
 
@@ -173,5 +173,5 @@ def test_advice_is_silent_at_its_bound(num_images: int, options: dict[str, Any],
 
 def test_parameters_are_counted_by_part():
     small = model_config("mae_vit_compact_patch16")
-    assert num_parameters(small) == pytest.approx(4.62e6, rel=2e-3)  # as in docs/models.md
+    assert num_parameters(small) == pytest.approx(4.62e6, rel=2e-3)  # as in docs/method/models.md
     assert num_parameters(small, "encoder") == pytest.approx(3.71e6, rel=2e-3)

@@ -15,7 +15,8 @@ from mae.training.engine import Trainer
 
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
-    "decoder_depth": 1, "batch_size": 16, "save_every": 2, "steps": 12, "device": "cpu", "workers": 0, "quiet": True,
+    "decoder_depth": 1, "batch_size": 16, "checkpoint_every": 2, "steps": 12, "device": "cpu", "workers": 0,
+    "quiet": True,
     "held_out": 0.0,
 }  # fmt: skip
 
@@ -93,7 +94,7 @@ def test_a_run_goes_on_where_there_is_room_for_one_checkpoint(
     mae.pretrain(out=run, resume=True, quiet=True)
     assert all((value == weights(run)[name]).all() for name, value in weights(whole.folder).items())
     assert checkpoints(run)[-1] == "step-00000012"
-    assert ("step-00000002 is given up for it" in caplog.text) == (step == 2)
+    assert ("step-00000002 is deleted for it" in caplog.text) == (step == 2)
 
 
 def test_a_run_is_not_begun_again_where_there_is_no_room_for_one(disk: Path, monkeypatch: pytest.MonkeyPatch):

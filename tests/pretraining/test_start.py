@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,31 @@ from torch import Tensor
 
 import mae
 from mae.cli import main
-from mae.config import PretrainConfig
+from mae.config import RunConfig
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.models.config import ModelConfig
+from mae.models.file import load_with_report, model_metadata, save_model
+from mae.models.presets import build_model, create_model
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import load_with_report, model_metadata, save_model
-from mae.models.zoo import build_model, create_model
-from mae.pretraining.doctor import examine_source
-from mae.pretraining.parts import fresh_model
-from mae.pretraining.plan import command_of, plan_pretraining
-from mae.pretraining.settle import Prepared, prepare
+from mae.pretraining.build import fresh_model
+from mae.pretraining.checks.doctor import examine_source
+from mae.pretraining.estimate.estimate import command_of, plan_pretraining
+from mae.pretraining.resolve import RunContext, prepare_run
 from mae.recipes import recipe_config
 from mae.training.distributed import World
 from mae.training.run_folder import find_weights
 
 Run = Callable[..., mae.PretrainResult]
 CPU = torch.device("cpu")
-DIGITS = ModelConfig(
-    img_size=(8, 8), patch_size=(2, 2), in_chans=1, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0,
-    decoder_embed_dim=16, decoder_depth=1, decoder_num_heads=2, norm_eps=1e-5, norm_pix_loss=False, low_pass=0.5,
-    mean=(0.25,), std=(0.5,),
-)  # fmt: skip
+DIGITS = MethodConfig().override({
+    "img_size": (8, 8), "patch_size": (2, 2), "in_chans": 1, "embed_dim": 24, "depth": 2, "num_heads": 3,
+    "mlp_ratio": 2.0, "decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2, "norm_eps": 1e-5,
+    "target": "low_pass", "target_cutoff": 0.5, "norm_pix_loss": False, "mean": (0.25,), "std": (0.5,),
+})  # fmt: skip
 """No named model is like this one."""
 
 
-def stored(path: Path, config: ModelConfig = DIGITS, *, alone: bool = False, licence: str | None = None) -> Path:
+def stored(path: Path, config: MethodConfig = DIGITS, *, alone: bool = False, licence: str | None = None) -> Path:
     torch.manual_seed(7)
     model: Any = build_model(config)
     for tensor in model.state_dict().values():
@@ -54,18 +53,18 @@ def weights(tmp_path: Path) -> Path:
     return stored(tmp_path / "weights.safetensors", licence="CC-BY-NC-4.0")
 
 
-def prepared(path: Path, *, given: set[str] | None = None, **options: Any) -> Prepared:
-    config = PretrainConfig(source="builtin:digits", init_from=str(path), steps=2, **options)
+def prepared(path: Path, *, given: set[str] | None = None, **options: Any) -> RunContext:
+    config = RunConfig.of(source="builtin:digits", init_from=str(path), steps=2, **options)
     given = {"init_from", "source", "steps", *options} if given is None else given
-    return prepare(config, None, CPU, World(), resume=False, given=given)
+    return prepare_run(config, None, CPU, World(), resume=False, given=given)
 
 
-def same(path: Path, run: Prepared, *, but: str = "nothing") -> bool:
+def same(path: Path, run: RunContext, *, but: str = "nothing") -> bool:
     """Whether the run begins with the weights of a file, but for tensors whose names begin so, which differ."""
     source, model = mae.load(path).state_dict(), fresh_model(run).state_dict()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.config.seed)
-        fresh = build_model(run.model_config).state_dict()
+        torch.manual_seed(run.config.optim.seed)
+        fresh = build_model(run.method).state_dict()
     as_source = {name for name in source.keys() & model.keys() if torch.equal(source[name], model[name])}
     as_fresh = {name for name in model if torch.equal(fresh[name], model[name])}
     expected = {name for name in model if name.startswith(but)}
@@ -75,8 +74,8 @@ def same(path: Path, run: Prepared, *, but: str = "nothing") -> bool:
 
 def test_weights_say_sizes_target_and_statistics(weights: Path):
     run = prepared(weights)
-    assert run.model_config == replace(DIGITS, pixel_dtype="uint8") and same(weights, run)
-    assert run.config.statistics == "model" and run.statistics()[0].tolist() == [0.25]
+    assert run.method == DIGITS.override({"pixel_dtype": "uint8"}) and same(weights, run)
+    assert run.config.data.statistics == "model" and run.statistics()[0].tolist() == [0.25]
     assert run.config.model == "vit_24x2_patch2"
 
 
@@ -84,7 +83,7 @@ def test_weights_say_sizes_target_and_statistics(weights: Path):
     ("options", "fresh"),
     [
         ({"norm_pix_loss": True}, "decoder.pred."),
-        ({"low_pass": 1.0}, "decoder.pred."),
+        ({"target": "low_pass", "target_cutoff": 1.0}, "decoder.pred."),
         ({"decoder_depth": 2}, "decoder."),
         ({"decoder": "cross"}, "decoder."),
         ({"mask_ratio": 0.5, "loss": "l1", "uniformity": 0.1, "patch_size": (2, 2)}, "nothing"),
@@ -93,31 +92,32 @@ def test_weights_say_sizes_target_and_statistics(weights: Path):
 )
 def test_what_the_user_says_counts(options: dict[str, Any], fresh: str, weights: Path):
     run = prepared(weights, **options)
-    assert {name: getattr(run.model_config, name) for name in options} == options
+    flat = run.method.flat()
+    assert {name: flat[name] for name in options} == options
     assert same(weights, run, but=fresh)
     said = {"decoder.": "a fresh decoder", "decoder.pred.": "a fresh last layer of the decoder"}.get(fresh)
     assert run.found["start"]["fresh"] == said
 
 
 def test_of_a_recipe_the_weights_take_no_word(weights: Path):
-    asked = PretrainConfig(source="builtin:digits", init_from=str(weights), model="mae_vit_small", norm_pix_loss=True)
-    run = prepare(asked, None, CPU, World(), resume=False, given={"source", "init_from"})
-    assert run.model_config == replace(DIGITS, pixel_dtype="uint8")
+    asked = RunConfig.of(source="builtin:digits", init_from=str(weights), model="mae_vit_small", norm_pix_loss=True)
+    run = prepare_run(asked, None, CPU, World(), resume=False, given={"source", "init_from"})
+    assert run.method == DIGITS.override({"pixel_dtype": "uint8"})
 
 
 def test_an_encoder_alone_gets_the_decoder_of_its_size(tmp_path: Path):
     usual = create_model("mae_vit_lesson_patch4").config
     assert usual is not None
-    path = stored(tmp_path / "e.safetensors", ModelConfig.from_json({**usual.to_json(), "in_chans": 1}), alone=True)
+    path = stored(tmp_path / "e.safetensors", usual.override({"in_chans": 1}), alone=True)
     run = prepared(path, img_size=(8, 8))
     assert same(path, run, but="decoder.")
-    assert run.model_config.decoder_embed_dim == usual.decoder_embed_dim == 128
-    assert run.config.statistics == "data" and run.config.norm_pix_loss  # it knew neither
-    assert prepared(path, img_size=(8, 8), norm_pix_loss=False).model_config.norm_pix_loss is False
+    assert run.method.decoder == usual.decoder and usual.decoder.embed_dim == 128
+    assert run.config.data.statistics == "data" and run.method.target.norm  # it knew neither
+    assert prepared(path, img_size=(8, 8), norm_pix_loss=False).method.target.norm is False
 
 
 def test_learned_positions_are_made_for_another_size(tmp_path: Path):
-    path = stored(tmp_path / "w.safetensors", replace(DIGITS, pos_embed="learned", low_pass=None))
+    path = stored(tmp_path / "w.safetensors", DIGITS.override({"pos_embed": "learned", "target": "pixels"}))
     assert same(path, prepared(path))
     larger = fresh_model(prepared(path, img_size=(12, 16)))
     small, large = mae.load(path).encoder.pos_embed.table, larger.encoder.pos_embed.table
@@ -150,12 +150,12 @@ def test_what_contradicts_them_is_refused(options: dict[str, Any], says: str, we
 
 
 def test_statistics_that_nobody_knows_are_refused(tmp_path: Path):
-    path = stored(tmp_path / "w.safetensors", replace(DIGITS, mean=None, std=None))
+    path = stored(tmp_path / "w.safetensors", DIGITS.override({"mean": None, "std": None}))
     with pytest.raises(UsageError, match="know none; use --statistics data"):
         prepared(path, statistics="model")
     with pytest.raises(UsageError, match="which means those of --init-from"):
-        prepare(
-            PretrainConfig(source="builtin:digits", statistics="model"), None, CPU, World(), resume=False
+        prepare_run(
+            RunConfig.of(source="builtin:digits", statistics="model"), None, CPU, World(), resume=False
         )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_a_run_goes_on_without_them_and_carries_their_licence(weights: Path, pre
     options = {name: value for name, value in tiny.items() if name not in own}
     out = weights.parent
     whole = mae.pretrain("builtin:digits", init_from=weights, out=out / "whole", **options)
-    assert PretrainConfig.read(whole.folder / "config.json").init_from == str(weights)
+    assert RunConfig.read(whole.folder / "config.json").init_from == str(weights)
     cut = out / "cut"
     shutil.copytree(whole.folder, cut)
     shutil.rmtree(cut / "checkpoints" / "step-00000006")
@@ -213,10 +213,10 @@ def test_the_command_line_checks_and_plans_with_them(weights: Path, capsys: pyte
     asked = recipe_config("default").override(options)
     run, plan = plan_pretraining(asked, hours=None, given=options)
     command = f"mae pretrain builtin:digits --init-from {weights} --epochs 20 --batch-size 16"
-    assert run.model_config == replace(DIGITS, pixel_dtype="uint8") and plan.command.startswith(command)
+    assert run.method == DIGITS.override({"pixel_dtype": "uint8"}) and plan.command.startswith(command)
     assert "--norm" not in plan.command and "--patch" not in plan.command
     options["norm_pix_loss"] = True
-    told = prepare(asked.override(options), None, CPU, World(), resume=False, given=options)
+    told = prepare_run(asked.override(options), None, CPU, World(), resume=False, given=options)
     written = command_of(told.config, told.images, CPU, World(), told.start)
     assert written == command.replace(" --epochs", " --norm-pix-loss --epochs")
     learned = examine_source(asked, given={"init_from"})
@@ -225,7 +225,7 @@ def test_the_command_line_checks_and_plans_with_them(weights: Path, capsys: pyte
 
 
 def test_what_they_are_is_told(weights: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str]):
-    size = ["--steps", "1", "--batch-size", "16", "--device", "cpu", "--skip-doctor", "--held-out", "0"]
+    size = ["--steps", "1", "--batch-size", "16", "--device", "cpu", "--no-doctor", "--held-out", "0"]
     out = weights.parent / "run"
     assert main(["pretrain", "builtin:digits", "--init-from", str(weights), "--out", str(out), *size]) == 0
     told = " ".join(capsys.readouterr().out.split())

@@ -157,7 +157,7 @@ def test_steps_broken_in_one_process_send_all_back(runs: Path):
     assert codes(runs, "broken") == [0, 0]
     told = [row["warning"] for row in read_rows(runs / "broken" / "metrics.jsonl") if "warning" in row]
     told = [warning for warning in told if warning["name"] != "no better than the mean"]
-    assert [warning["name"] for warning in told] == ["step left out"] * 3 + ["went back"]
+    assert [warning["name"] for warning in told] == ["step skipped"] * 3 + ["rolled back"]
     assert "step-00000008" in told[-1]["text"]
     assert max(last_steps(runs / "broken")) == 16
 
@@ -165,7 +165,7 @@ def test_steps_broken_in_one_process_send_all_back(runs: Path):
 def test_a_run_that_cannot_go_on_is_told_by_one_process(runs: Path):
     assert codes(runs, "hopeless") == [1, 1]
     first, second = words(runs, "hopeless")
-    assert "in 3 steps in a row up to step 12" in first and "no checkpoint had been written yet" in first
+    assert "in 3 consecutive steps up to step 12" in first and "no checkpoint was written yet" in first
     assert "mae replay" in first and second == ""
 
 

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from rich.console import Console
-from test_reference_curves import curve
+from test_reference_curves import DEMO, curve
 
 from mae import records
 from mae.errors import MAEError, UsageError
-from mae.pretraining import settle, watch
-from mae.pretraining.watch import read_state
-from mae.recipes import recipe_config, reference
+from mae.pretraining import resolve as resolve_config
+from mae.pretraining.watch import status as watch
+from mae.pretraining.watch.status import read_state
+from mae.recipes import reference
 from mae.training.run_folder import RunFolder
 
 WRITTEN = 1_000_000.0
-YARDSTICKS = {"zero": 0.99, "mean_of_visible": 0.8}
+BASELINES = {"zero": 0.99, "mean_of_visible": 0.8}
 
 
 def row(step: int, seconds: float, loss: float = 0.5, **changes) -> dict:
@@ -41,7 +42,7 @@ def row(step: int, seconds: float, loss: float = 0.5, **changes) -> dict:
 
 
 ROWS = [
-    {"step": 0, "yardsticks": YARDSTICKS},
+    {"step": 0, "baselines": BASELINES},
     {"step": 0, "samples": 0, "evaluation": {"effective_rank": 2.0}},
     row(10, 25.0, 0.9),  # 20 s of looking, then half a second a step
     row(20, 30.0, 0.7),
@@ -53,7 +54,7 @@ SUMMARY = {
     "steps": 130,
     "loss": 1.25,
     "terms": {"reconstruction": 0.25, "uniformity": 1.0},
-    "yardsticks": {"zero": 0.5},
+    "baselines": {"zero": 0.5},
     "images_per_second": 100.0,
 }
 
@@ -62,7 +63,7 @@ SUMMARY = {
 def run(tmp_path) -> RunFolder:
     """The folder of a run of 130 steps that has done 30, written at a known time."""
     folder = RunFolder(tmp_path / "run")
-    config = recipe_config("demo").override({"steps": 130, "out": folder.root})
+    config = DEMO.override({"steps": 130, "out": folder.root})
     folder.begin(config.to_json(), {"images": 2048, "fingerprint": "f" * 16})
     write(folder, ROWS)
     return folder
@@ -84,7 +85,7 @@ def test_a_live_run(run):
     assert (list(state.loss.x), list(state.loss.y)) == ([320, 640, 960], [0.9, 0.7, 0.6])
     assert (state.newest.loss, state.newest.lr, state.newest.grad_norm, state.newest.seconds) == (1.6, 1e-3, None, 37)
     assert state.newest.terms == {"reconstruction": 0.6, "uniformity": 1.0} and state.reconstruction == 0.6
-    assert state.yardsticks == YARDSTICKS
+    assert state.baselines == BASELINES
     assert [(look.step, look.numbers) for look in state.looks] == [
         (0, {"effective_rank": 2.0}), (30, {"effective_rank": 8.0, "held_out": 0.65})
     ]  # fmt: skip
@@ -135,7 +136,7 @@ def test_a_finished_run_is_told_by_its_summary(run):
     records.write_json(run.summary, SUMMARY)
     write(run, ROWS)
     state = read_state(run.root, now=WRITTEN + 10_000)
-    assert (state.status, state.seconds_left, state.yardsticks) == ("finished", None, {"zero": 0.5})
+    assert (state.status, state.seconds_left, state.baselines) == ("finished", None, {"zero": 0.5})
     assert state.newest is not None
     assert (state.newest.loss, state.reconstruction, state.newest.images_per_second) == (1.25, 0.25, 100.0)
 
@@ -147,15 +148,15 @@ def test_a_line_that_is_being_written_disturbs_nothing(run):
         assert read_state(run.root, now=WRITTEN) == whole
 
 
-def test_yardsticks_are_optional_and_the_last_ones_count(run):
+def test_baselines_are_optional_and_the_last_ones_count(run):
     write(run, ROWS[1:])
-    assert read_state(run.root, now=WRITTEN).yardsticks == {}
-    write(run, [ROWS[0], {"step": 0, "yardsticks": {"zero": 0.5}}])
-    assert read_state(run.root, now=WRITTEN).yardsticks == {"zero": 0.5}
+    assert read_state(run.root, now=WRITTEN).baselines == {}
+    write(run, [ROWS[0], {"step": 0, "baselines": {"zero": 0.5}}])
+    assert read_state(run.root, now=WRITTEN).baselines == {"zero": 0.5}
 
 
 def test_only_warnings_so_far(run):
-    write(run, [{"step": 7, "samples": 224, "warning": {"name": "step left out", "text": "1 step was left out"}}])
+    write(run, [{"step": 7, "samples": 224, "warning": {"name": "step skipped", "text": "1 step was skipped"}}])
     state = read_state(run.root, now=WRITTEN)
     assert (state.step, state.newest, state.loss) == (7, None, None)
 
@@ -178,22 +179,23 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 def test_the_length_is_what_the_run_told_else_as_it_reckons(run):
     def total(rows: list[dict], **length) -> int:
-        config = recipe_config("demo").override({"batch_size": 32, "out": run.root, **length})
+        config = DEMO.override({"batch_size": 32, "out": run.root, **length})
         records.write_json(run.config, config.to_json())
         write(run, rows)
         return read_state(run.root, now=WRITTEN).total_steps
 
     assert total(ROWS, steps=7) == 7
     for epochs in (0.001, 2.0, 3.7):
-        config = recipe_config("demo").override({"batch_size": 32, "epochs": epochs})
-        assert total(ROWS, epochs=epochs) == settle.total_steps(config, 2048)
-    assert total([{"step": 0, "yardsticks": YARDSTICKS, "total_steps": 777}, *ROWS], epochs=2.0) == 777
+        config = DEMO.override({"batch_size": 32, "epochs": epochs})
+        assert total(ROWS, epochs=epochs) == resolve_config.total_steps(config, 2048)
+    assert total([{"step": 0, "baselines": BASELINES, "total_steps": 777}, *ROWS], epochs=2.0) == 777
     records.write_json(run.summary, {**SUMMARY, "steps": 55})
     assert total(ROWS, epochs=2.0) == 55
 
 
 def test_a_configuration_without_a_length_is_said(run):
-    records.write_json(run.config, {**recipe_config("demo").to_json(), "steps": None})
+    told = DEMO.to_json()
+    records.write_json(run.config, {**told, "optim": {**told["optim"], "steps": None}})
     with pytest.raises(UsageError, match="names no length"):
         read_state(run.root, now=WRITTEN)
 
@@ -212,12 +214,12 @@ def test_a_real_run_is_read(pretrain):
     state = read_state(result.folder, now=time.time())
     assert (state.status, state.step, state.total_steps) == ("finished", 6, 6)
     assert state.newest is not None and state.newest.loss == result.summary["loss"]
-    assert state.yardsticks == result.summary["yardsticks"] and state.panel == result.folder / result.summary["panel"]
+    assert state.baselines == result.summary["baselines"] and state.panel == result.folder / result.summary["panel"]
 
 
 def test_the_reference_of_the_recipe_stands_beside_the_run(run, tmp_path, monkeypatch):
-    assert read_state(run.root, now=WRITTEN).reference is None
     monkeypatch.setattr(reference, "_CURVES", tmp_path)
+    assert read_state(run.root, now=WRITTEN).reference is None
     stored = curve(samples=(100, 32 * 130, 48_000))
     records.write_json(tmp_path / "demo.json", records.to_json(stored))
     state = read_state(run.root, now=WRITTEN)

@@ -34,7 +34,7 @@ IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
-    "divided": (2, {**FSDP, "accumulate": 2, "recompute": True}),
+    "divided": (2, {**FSDP, "accumulate": 2, "activation_checkpointing": True}),
     "divided-bf16": (2, {**FSDP, "precision": "bf16", "compile": True}),
     "compiled": (2, {"compile": True}),
     "improved-alone": (1, IMPROVED),
@@ -174,8 +174,8 @@ def everything(folder: Path) -> None:
     said(folder, "lost", partial(at_step, 5, 1, kills.die))
     said(folder, "worker", partial(at_step, 5, 1, lost_worker), options=["--workers", "1"])
     said(folder, "full", full_disk)
-    said(folder, "broken", broken_step, options=["--save-every", "4"])
-    said(folder, "hopeless", broken_step, options=["--save-every", "100"])
+    said(folder, "broken", broken_step, options=["--checkpoint-every", "4"])
+    said(folder, "hopeless", broken_step, options=["--checkpoint-every", "100"])
     said(folder, "wrong", lambda: None, options=["--batch-size", "15"])
     said(folder, "untold", lambda: os.environ.update(OPENMAE_TIMEOUT="soon"))
 

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
+from pieces import batch_of
 from torch import Tensor
 from torch.testing import assert_close
 
-from mae.errors import UsageError
-from mae.layers.patch_embed import patchify
+from mae.modalities.images.patches import patchify
 from mae.targets.low_pass import LowPassTarget, low_pass
 from mae.targets.pixels import PixelTarget
 
@@ -59,7 +59,7 @@ def test_the_circle_is_round(down: int, across: int, kept: bool) -> None:
 @pytest.mark.parametrize(("down", "across", "kept"), [(40, 0, True), (24, 32, True), (41, 0, False), (24, 33, False)])
 def test_the_default_is_radius_40_of_224_pixels_edge_included(down: int, across: int, kept: bool) -> None:
     images = wave(down, across, 224, 224)
-    target = LowPassTarget(patch_size=(16, 16)).picture(images)
+    target = LowPassTarget().picture(images)
     assert_close(target, images if kept else torch.zeros_like(images), rtol=0, atol=1e-4)
 
 
@@ -89,15 +89,15 @@ def test_it_is_linear() -> None:
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_target_and_deviation_are_the_pixel_targets_of_the_filtered_image(norm_pix: bool) -> None:
     images, tokens = torch.randn(2, 3, 8, 12), torch.tensor([[3, 0], [1, 5]])
-    target = LowPassTarget(patch_size=(4, 4), norm_pix=norm_pix, cutoff=0.5)
-    plain, filtered = PixelTarget(patch_size=(4, 4), norm_pix=norm_pix), low_pass(images, 0.5)
+    target = LowPassTarget(norm=norm_pix, cutoff=0.5)
+    plain, filtered = PixelTarget(norm=norm_pix), low_pass(images, 0.5)
     assert not torch.allclose(filtered, images, atol=0.1)
-    assert torch.equal(target(images, tokens), plain(filtered, tokens))
+    assert torch.equal(target(batch_of(images), tokens), plain(batch_of(filtered), tokens))
     if norm_pix:
-        assert torch.equal(target.with_deviation(images, tokens)[1], plain.with_deviation(filtered, tokens)[1])
+        assert torch.equal(target.with_std(batch_of(images), tokens)[1], plain.with_std(batch_of(filtered), tokens)[1])
     else:
-        assert target.with_deviation(images, tokens)[1] is None
-        assert torch.equal(target(images), patchify(filtered, (4, 4)))
+        assert target.with_std(batch_of(images), tokens)[1] is None
+        assert torch.equal(target(batch_of(images)), patchify(filtered, (4, 4)))
 
 
 def test_float32_under_autocast_and_from_half_precision() -> None:
@@ -106,9 +106,3 @@ def test_float32_under_autocast_and_from_half_precision() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         filtered = low_pass(images, 0.5)
     assert filtered.dtype == torch.float32 and torch.equal(filtered, expected)
-
-
-@pytest.mark.parametrize("cutoff", [0.0, -0.1, 1.01, float("nan")])
-def test_a_cut_off_out_of_range_is_refused(cutoff: float) -> None:
-    with pytest.raises(UsageError, match=r"cut-off of the low-pass target is .*above 0 and at most 1"):
-        LowPassTarget(patch_size=(4, 4), cutoff=cutoff)

@@ -114,7 +114,7 @@ def test_a_damaged_one_that_is_newer_is_told_of(written: Path):
     assert not isinstance(refused.value, UsageError)
     told = str(refused.value)
     assert told.startswith(f"every checkpoint in {written} is damaged: {last} lacks state.json; ")
-    assert f"; {older / 'state.json'} is not the file that was written (size or checksum differs); put" in told
+    assert f"; {older / 'state.json'} is not the file that was written (size or checksum differs); restore" in told
 
 
 def test_a_damaged_one_that_is_older_is_not(written: Path):
@@ -133,7 +133,7 @@ def test_of_many_damaged_ones_the_newest_are_named(tmp_path: Path):
     for step in range(1, 7):
         (tmp_path / f"step-{step:08d}").mkdir()
     with pytest.raises(
-        MAEError, match="step-00000006 lacks manifest.*step-00000004 lacks .*; and 3 more; put"
+        MAEError, match="step-00000006 lacks manifest.*step-00000004 lacks .*; and 3 more; restore"
     ) as refused:
         checkpoint.usable_checkpoint(tmp_path)
     assert "step-00000003" not in str(refused.value)
@@ -147,7 +147,7 @@ def test_a_manifest_that_is_none_is_named(written: Path, manifest: str):
 
 
 def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
-    make_trainer(tmp_path, keep_every=3).run()
+    make_trainer(tmp_path, checkpoint_keep_every=3).run()
     for step in (9, 12):
         (tmp_path / f"step-{step:08d}" / "state.json").write_text("{}")
     trainer = make_trainer(tmp_path)
@@ -159,11 +159,11 @@ def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
 
 
 def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    make_trainer(tmp_path, keep_every=3).run()
+    make_trainer(tmp_path, checkpoint_keep_every=3).run()
     (tmp_path / "step-00000006" / "state.json").write_text("{}")
     assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 9, 12]
     (told,) = caplog.messages
-    assert told.startswith(str(tmp_path / "step-00000006" / "state.json")) and told.endswith("; it is left out")
+    assert told.startswith(str(tmp_path / "step-00000006" / "state.json")) and told.endswith("; it is skipped")
     assert list(checkpoint.good_checkpoints(tmp_path).items()) == [
         (step, tmp_path / f"step-{step:08d}") for step in (3, 9, 12)
     ]
@@ -172,7 +172,7 @@ def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path, caplo
 
 @pytest.mark.parametrize("kept", ['{"kept": 1}', "[]", "no json"])
 def test_only_a_manifest_that_says_so_keeps_a_checkpoint(tmp_path: Path, kept: str):
-    make_trainer(tmp_path, keep_every=3).run()
+    make_trainer(tmp_path, checkpoint_keep_every=3).run()
     (tmp_path / "step-00000003" / "manifest.json").write_text(kept)
     checkpoint.prune(tmp_path, keep=1, step=12)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000009", "step-00000012"]
@@ -210,4 +210,4 @@ def test_a_scaler_that_fp16_has_not(tmp_path: Path, change: dict[str, float], to
     (path / "state.json").write_text(json.dumps({**state, "scaler": {**state["scaler"], **change}}))
     with pytest.raises(MAEError, match=told) as refused:
         make_trainer(tmp_path, precision="fp16").resume(path)
-    assert f"delete {path} to go on from an earlier checkpoint" in str(refused.value)
+    assert f"delete {path} to resume from an earlier checkpoint" in str(refused.value)

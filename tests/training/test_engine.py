@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import time
@@ -5,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import run_script
 from torch import nn
 from torch.optim import AdamW, Optimizer
-from toy import Recorder, adamw, lars, make_trainer
+from toy import Line, Output, Recorder, adamw, lars, make_trainer, weights_after_each_step
 
 from mae.errors import MAEError
 from mae.training.checkpoint import find_checkpoint
-from mae.training.engine import PeriodicTask
 from mae.training.log import JsonLines, read_rows
 from mae.training.schedule import WarmupCosine
+from mae.training.settings import PeriodicTask
 
 
 def interrupt(step: int) -> None:
@@ -64,7 +66,7 @@ def test_each_group_has_its_share_of_the_rate(tmp_path: Path):
 def test_a_row_holds_the_mean_of_the_steps_it_stands_for(tmp_path: Path):
     each, some = Recorder(), Recorder()
     make_trainer(tmp_path / "each").run(observers=[each])
-    make_trainer(tmp_path / "some", log_every=5, save_every=None).run(observers=[some])
+    make_trainer(tmp_path / "some", log_every=5, checkpoint_every=None).run(observers=[some])
     assert [row["step"] for row in some.rows] == [5, 10, 12]
     assert some.rows[0]["loss"] == pytest.approx(sum(row["loss"] for row in each.rows[:5]) / 5)
 
@@ -100,7 +102,7 @@ def test_resume_gives_the_same_weights_bit_for_bit(tmp_path: Path, stopped_at: i
 def test_resume_restores_the_averages_too(tmp_path: Path, optimizer):
     """Weights alone are not enough: the averages carry the past."""
     through = make_trainer(tmp_path / "a", optimizer=optimizer)
-    cut = make_trainer(tmp_path / "b", save_every=4, optimizer=optimizer)
+    cut = make_trainer(tmp_path / "b", checkpoint_every=4, optimizer=optimizer)
     through.run()
     cut.run()
     forgetful = make_trainer(tmp_path / "b", optimizer=optimizer)
@@ -114,7 +116,7 @@ def test_resume_restores_the_averages_too(tmp_path: Path, optimizer):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_saves_then_stops(tmp_path: Path, number: signal.Signals):
     before = signal.getsignal(number)
-    trainer = make_trainer(tmp_path, save_every=None)
+    trainer = make_trainer(tmp_path, checkpoint_every=None)
     recorder = Recorder()
     task = PeriodicTask(every=3, run=lambda step: os.kill(os.getpid(), number) if step == 3 else None)
     assert not trainer.run(observers=[recorder], tasks=[task])
@@ -129,7 +131,7 @@ def test_a_run_that_was_told_to_outlive_its_terminal_does(tmp_path: Path):
     """As `nohup` tells it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        trainer = make_trainer(tmp_path, save_every=None)
+        trainer = make_trainer(tmp_path, checkpoint_every=None)
         assert trainer.run(tasks=[PeriodicTask(every=3, run=lambda step: signal.raise_signal(signal.SIGHUP))])
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -144,13 +146,13 @@ def test_a_request_passed_on_twice_is_one(tmp_path: Path):
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGTERM)
 
-    trainer = make_trainer(tmp_path, save_every=None)
+    trainer = make_trainer(tmp_path, checkpoint_every=None)
     assert not trainer.run(tasks=[PeriodicTask(every=3, run=twice)])
     assert find_checkpoint(tmp_path) == tmp_path / "step-00000004"
 
 
 def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mae.training.signals._ONE_REQUEST_SECONDS", -1.0)
+    monkeypatch.setattr("mae.training.resilience.signals._ONE_REQUEST_SECONDS", -1.0)
     trainer = make_trainer(tmp_path)
 
     def twice(step: int) -> None:
@@ -169,7 +171,7 @@ def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
-    make_trainer(tmp_path, save_every=2).run()
+    make_trainer(tmp_path, checkpoint_every=2).run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000012"]
 
 
@@ -178,23 +180,25 @@ def names(folder: Path) -> list[int]:
 
 
 def test_every_so_many_steps_a_checkpoint_is_kept_for_good(tmp_path: Path):
-    make_trainer(tmp_path, save_every=4, keep_every=3).run()
+    make_trainer(tmp_path, checkpoint_every=4, checkpoint_keep_every=3).run()
     assert names(tmp_path) == [3, 6, 9, 12]  # 4 and 8 have gone; each third step is saved though it is not a fourth
 
 
 def test_a_step_is_kept_where_no_other_checkpoint_is_due(tmp_path: Path):
-    make_trainer(tmp_path, save_every=None, keep_every=5).run()
+    make_trainer(tmp_path, checkpoint_every=None, checkpoint_keep_every=5).run()
     assert names(tmp_path) == [5, 10, 12]
 
 
 def test_the_newest_two_are_kept_beside_those_for_good(tmp_path: Path):
-    make_trainer(tmp_path, total_steps=11, save_every=1, keep_every=4).run()
+    make_trainer(tmp_path, total_steps=11, checkpoint_every=1, checkpoint_keep_every=4).run()
     assert names(tmp_path) == [4, 8, 10, 11]
 
 
 def test_a_run_that_goes_on_without_the_setting_deletes_none_of_them(tmp_path: Path):
-    make_trainer(tmp_path, save_every=1, keep_every=3).run(tasks=[PeriodicTask(every=6, run=interrupt)])
-    trainer = make_trainer(tmp_path, save_every=1)
+    make_trainer(tmp_path, checkpoint_every=1, checkpoint_keep_every=3).run(
+        tasks=[PeriodicTask(every=6, run=interrupt)]
+    )
+    trainer = make_trainer(tmp_path, checkpoint_every=1)
     trainer.resume(tmp_path / "step-00000007")
     trainer.run()
     assert names(tmp_path) == [3, 6, 11, 12]
@@ -202,12 +206,12 @@ def test_a_run_that_goes_on_without_the_setting_deletes_none_of_them(tmp_path: P
 
 @pytest.mark.parametrize("stopped_at", [3, 4])
 def test_resume_is_exact_between_and_at_steps_kept_for_good(tmp_path: Path, stopped_at: int):
-    through = make_trainer(tmp_path / "through", save_every=5)
+    through = make_trainer(tmp_path / "through", checkpoint_every=5)
     through.run()
-    first = make_trainer(tmp_path / "cut", save_every=5, keep_every=2)
+    first = make_trainer(tmp_path / "cut", checkpoint_every=5, checkpoint_keep_every=2)
     first.run(tasks=[PeriodicTask(every=stopped_at, run=interrupt)])
     assert first.step < 12
-    second = make_trainer(tmp_path / "cut", save_every=5, keep_every=2)
+    second = make_trainer(tmp_path / "cut", checkpoint_every=5, checkpoint_keep_every=2)
     second.resume(tmp_path / "cut" / "step-00000002")  # the one kept for good, not the newest
     assert second.run()
     assert torch.equal(weights(second), weights(through))
@@ -239,9 +243,9 @@ def test_clipping_bounds_the_step(tmp_path: Path):
 def test_speed_counts_the_wait_for_the_device_but_not_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whoever waits for the device first must not make the steps look faster than they were."""
     recorder = Recorder()
-    trainer = make_trainer(tmp_path, save_every=None)
-    read = trainer._finite.read
-    monkeypatch.setattr(trainer._finite, "read", lambda: (time.sleep(0.02), read())[1])
+    trainer = make_trainer(tmp_path, checkpoint_every=None)
+    read = trainer._nonfinite.read
+    monkeypatch.setattr(trainer._nonfinite, "read", lambda: (time.sleep(0.02), read())[1])
     trainer.run(observers=[recorder], tasks=[PeriodicTask(every=1, run=lambda step: time.sleep(0.1))])
     rates = sorted(row["images_per_second"] for row in recorder.rows)
     assert 8 / 0.1 < rates[len(rates) // 2] < 8 / 0.02
@@ -251,9 +255,9 @@ def test_speed_counts_the_wait_for_the_device_but_not_the_tasks(tmp_path: Path, 
 def test_no_row_is_lost_or_changed_by_a_cut_between_rows(tmp_path: Path, stopped_at: int):
     """A checkpoint in the middle of a row's window ends that row; the next one begins where the resumed run does."""
     through, first, second = Recorder(), Recorder(), Recorder()
-    make_trainer(tmp_path / "through", log_every=3, save_every=stopped_at).run(observers=[through])
-    make_trainer(tmp_path / "cut", log_every=3, save_every=stopped_at).run(observers=[first])
-    trainer = make_trainer(tmp_path / "cut", log_every=3, save_every=stopped_at)
+    make_trainer(tmp_path / "through", log_every=3, checkpoint_every=stopped_at).run(observers=[through])
+    make_trainer(tmp_path / "cut", log_every=3, checkpoint_every=stopped_at).run(observers=[first])
+    trainer = make_trainer(tmp_path / "cut", log_every=3, checkpoint_every=stopped_at)
     trainer.resume(tmp_path / "cut" / f"step-{stopped_at:08d}")
     trainer.run(observers=[second])
     rows = [row for row in first.rows if row["step"] <= stopped_at] + second.rows
@@ -314,7 +318,7 @@ def test_a_clock_that_is_set_anew_changes_nothing(tmp_path: Path, monkeypatch: p
     def set_anew(step: int) -> None:
         at[0] = jump * (step >= 5)
 
-    trainer = make_trainer(tmp_path, save_every=None)
+    trainer = make_trainer(tmp_path, checkpoint_every=None)
     trainer.run(observers=[recorder], tasks=[PeriodicTask(every=1, run=set_anew)])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000012"]
     seconds = [row["seconds"] for row in recorder.rows]
@@ -325,11 +329,71 @@ def test_a_clock_that_is_set_anew_changes_nothing(tmp_path: Path, monkeypatch: p
 
 def test_ten_minutes_are_told_by_a_clock_that_does_not_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ticks = [0.0]
-    monkeypatch.setattr("mae.training.engine.time.monotonic", lambda: ticks[0])
+    monkeypatch.setattr("mae.training.saver.time.monotonic", lambda: ticks[0])
 
     def tick(step: int) -> None:
         ticks[0] += 150
 
-    make_trainer(tmp_path, save_every=None).run(tasks=[PeriodicTask(every=1, run=tick)])
+    make_trainer(tmp_path, checkpoint_every=None).run(tasks=[PeriodicTask(every=1, run=tick)])
     # After more than 600 s, so after 5 steps, and then again; the last step is always saved.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000011", "step-00000012"]
+
+
+def test_after_step_is_called_with_the_progress_of_each_step(tmp_path: Path):
+    progress: list[float] = []
+    trainer = make_trainer(tmp_path, after_step=progress.append, accumulate=2)
+    trainer.run()
+    assert progress == [step / 12 for step in range(1, 13)]
+
+
+@pytest.mark.parametrize("optimizer", [adamw, lars])
+def test_after_step_sees_the_new_weights_and_no_skipped_step(tmp_path: Path, optimizer):
+    seen: list[tuple[float, list[float]]] = []
+    trainer = make_trainer(
+        tmp_path,
+        broken_at={5},
+        optimizer=optimizer,
+        after_step=lambda progress: seen.append((progress, weights(trainer).tolist())),
+    )
+    after = weights_after_each_step(trainer, Recorder())
+    steps = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12]
+    assert seen == [(step / 12, after[step]) for step in steps]
+
+
+def test_after_step_is_not_called_again_after_rollback_or_resume(tmp_path: Path):
+    progress: list[float] = []
+    make_trainer(tmp_path, broken_at={5, 6, 7}, after_step=progress.append).run()
+    assert progress == [step / 12 for step in (1, 2, 3, 4, 5, 9, 10, 11, 12)]
+    resumed: list[float] = []
+    trainer = make_trainer(tmp_path, total_steps=16, after_step=resumed.append)
+    trainer.resume(tmp_path / "step-00000012")
+    trainer.run()
+    assert resumed == [step / 16 for step in (13, 14, 15, 16)]
+
+
+class Overflowing(Line):
+    """Gradients too large for the first scales of an fp16 scaler."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Output:
+        output = super().forward(x, y)
+        loss = output.loss.float() * 16
+        return Output(loss=loss, terms={})
+
+
+def test_after_step_is_not_called_for_steps_that_the_scaler_skips(tmp_path: Path):
+    progress: list[float] = []
+    trainer = make_trainer(tmp_path, module=Overflowing, precision="fp16", clip_grad=None, after_step=progress.append)
+    after = weights_after_each_step(trainer, Recorder())
+    moved = [step / 12 for step in range(1, 13) if after[step] != after[step - 1]]
+    assert progress == moved and 0 < len(moved) < 11
+
+
+def test_after_step_is_called_alike_in_several_processes(tmp_path: Path):
+    """A step that is not finite in one process is skipped in both."""
+    run_script(Path(__file__).with_name("hook_together.py"), tmp_path, seconds=120)
+    for name in ("ddp", "fsdp"):
+        first, second = (json.loads((tmp_path / name / f"{rank}.json").read_text()) for rank in range(2))
+        assert first == second and [progress for progress, _ in first] == [
+            step / 12 for step in range(1, 13) if step != 6
+        ]
+        assert len({tuple(weight) for _, weight in first}) == 11

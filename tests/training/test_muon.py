@@ -1,4 +1,4 @@
-"""Muon beside PyTorch's own, and beside AdamW for what is no matrix of a block."""
+"""Muon against PyTorch's own, and against AdamW for what is no matrix of a block."""
 
 from functools import partial
 from pathlib import Path
@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_finite import weights_after_each_step
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
-from toy import Output, Recorder, batches, make_trainer
+from toy import Output, Recorder, batches, make_trainer, weights_after_each_step
 
-from mae.models.zoo import create_model
+from mae.models.presets import create_model
 from mae.training import muon
-from mae.training.engine import TrainingSettings
 from mae.training.muon import Muon, orthogonal
 from mae.training.optimizer import make_optimizer
+from mae.training.settings import TrainingSettings
 
 _SIZES = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 _DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
@@ -28,25 +27,25 @@ def in_float32(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8), (1, 12)])
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
-def test_singular_values_become_about_one(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], scale: float):
+def test_orthogonal_singular_values(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], scale: float):
     in_float32(monkeypatch, True)
     matrix = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     found = orthogonal(matrix)
     large = values > 0.05 * values[0]
     assert large.sum() > len(values) // 2
-    # Seen from the matrix's own singular vectors it is diagonal: they stay what they were.
+    # In the basis of the matrix's own singular vectors the result is diagonal.
     seen = left.T @ found @ right.T
     assert_close(seen, seen.diagonal().diag(), atol=1e-4, rtol=0)
     assert ((seen.diagonal()[large] > 0.6) & (seen.diagonal()[large] < 1.25)).all()
 
 
-def test_no_direction_is_none():
+def test_orthogonal_of_zero_is_zero():
     assert torch.equal(orthogonal(torch.zeros(3, 5)), torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (8, 40), (40, 8)])
-def test_steps_are_those_of_pytorchs_muon(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]):
+def test_steps_match_pytorchs_muon(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]):
     in_float32(monkeypatch, False)  # it knows bfloat16 alone
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
@@ -65,7 +64,7 @@ def test_steps_are_those_of_pytorchs_muon(monkeypatch: pytest.MonkeyPatch, shape
         )  # bfloat16's rounding, through five products
 
 
-def test_its_own_products_are_counted():
+def test_step_flops():
     model = make_model()
     optimizer = make_optimizer(model, weight_decay=0.05, betas=(0.9, 0.95), kind="muon")
     for parameter in model.parameters():
@@ -80,7 +79,7 @@ def make_model() -> nn.Module:
     return create_model("mae_vit_lesson_patch4", decoder="cross", **_SIZES, **_DECODER)
 
 
-def test_matrices_of_blocks_alone_are_orthogonal():
+def test_only_matrices_of_blocks_are_orthogonal():
     model = make_model()
     groups = make_optimizer(model, weight_decay=0.05, betas=(0.9, 0.95), kind="muon").param_groups
     names: dict[int, str] = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -95,7 +94,7 @@ def test_matrices_of_blocks_alone_are_orthogonal():
                for name, group in found.items())  # fmt: skip
 
 
-def test_the_rest_moves_as_by_adamw():
+def test_other_parameters_match_adamw():
     ours, theirs = make_model(), make_model()
     pairs = [
         make_optimizer(m, weight_decay=0.05, betas=(0.9, 0.95), kind=k) for m, k in ((ours, "muon"), (theirs, "adamw"))
@@ -120,14 +119,14 @@ def toy_muon(module: nn.Module) -> Muon:
     )  # fmt: skip
 
 
-def test_a_broken_step_moves_nothing(tmp_path: Path):
+def test_nonfinite_step_is_skipped(tmp_path: Path):
     trainer = make_trainer(tmp_path, broken_at={5}, optimizer=toy_muon)
     seen = weights_after_each_step(trainer, Recorder())
     assert seen[6] == seen[5] and all(seen[step] != seen[step + 1] for step in range(1, 12) if step != 5)
     assert torch.tensor(seen).isfinite().all()
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path):
+def test_resume_is_bit_for_bit(tmp_path: Path):
     whole: Any = make_trainer(tmp_path / "whole", optimizer=toy_muon)
     whole.run()
     again = make_trainer(tmp_path / "again", optimizer=toy_muon)
@@ -179,9 +178,7 @@ def by_hand(settings: TrainingSettings) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 8])
-def test_parts_of_a_batch_move_it_as_the_whole_batch_does(
-    tmp_path: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_micro_batches_match_the_whole_batch(tmp_path: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch):
     in_float32(monkeypatch, True)
     make = partial(make_optimizer, weight_decay=0.05, betas=(0.9, 0.95), kind="muon")
     trainer = make_trainer(tmp_path, module=Hidden, optimizer=make, accumulate=accumulate)

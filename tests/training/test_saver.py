@@ -8,11 +8,11 @@ from toy import Recorder, make_trainer
 
 from mae.errors import MAEError
 from mae.training import checkpoint
-from mae.training.engine import PeriodicTask
 from mae.training.saver import BackgroundWriter
+from mae.training.settings import PeriodicTask
 
 
-def test_it_works_beside_the_caller_and_one_thing_at_a_time():
+def test_writer_runs_one_function_at_a_time():
     writer, go, done = BackgroundWriter(), threading.Event(), []
     writer.begin(lambda: (go.wait(10), done.append(1)))
     assert writer.busy and done == []
@@ -22,7 +22,7 @@ def test_it_works_beside_the_caller_and_one_thing_at_a_time():
     assert not writer.busy and done == [1, 2]
 
 
-def test_a_failure_is_kept_until_it_is_asked_for_and_told_once():
+def test_writer_raises_a_failure_once():
     writer = BackgroundWriter()
 
     def fail() -> None:
@@ -37,10 +37,10 @@ def test_a_failure_is_kept_until_it_is_asked_for_and_told_once():
         writer.begin(lambda: None)
 
 
-def test_what_hangs_is_told_and_does_not_keep_the_process():
-    writer, go = BackgroundWriter(patience=0.05), threading.Event()
+def test_hanging_writer():
+    writer, go = BackgroundWriter(timeout=0.05), threading.Event()
     writer.begin(go.wait)
-    with pytest.raises(MAEError, match=r"not been written within 0.05 s: the file system hangs"):
+    with pytest.raises(MAEError, match=r"not written within 0.05 s: the file system hangs"):
         writer.wait()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "checkpoint")
     go.set()
@@ -60,11 +60,11 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was(tmp_path: Path, slow_disk: threading.Event):
-    reference = make_trainer(tmp_path / "through", total_steps=4, save_every=4)
+    reference = make_trainer(tmp_path / "through", total_steps=4, checkpoint_every=4)
     slow_disk.set()
     reference.run()
     slow_disk.clear()
-    trainer, there = make_trainer(tmp_path / "slow", total_steps=8, save_every=4), []
+    trainer, there = make_trainer(tmp_path / "slow", total_steps=8, checkpoint_every=4), []
 
     def look(step: int) -> None:
         there.append(len(list((tmp_path / "slow").glob("step-*"))) if step else 0)
@@ -77,25 +77,23 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was(tmp_pat
     assert all(torch.equal(stored[name], weight) for name, weight in reference.module.state_dict().items())
 
 
-def test_a_checkpoint_counts_as_soon_as_it_is_written_not_when_the_next_is_due(
-    tmp_path: Path, slow_disk: threading.Event
-):
+def test_checkpoint_is_committed_as_soon_as_it_is_written(tmp_path: Path, slow_disk: threading.Event):
     there: dict[int, bool] = {}
-    trainer = make_trainer(tmp_path, total_steps=400, save_every=2)
+    trainer = make_trainer(tmp_path, total_steps=400, checkpoint_every=2)
 
     def look(step: int) -> None:
         there[step] = (tmp_path / "step-00000002").exists()
         if step == 2:
-            trainer.settings.__dict__["save_every"] = None
+            trainer.settings.__dict__["checkpoint_every"] = None
             slow_disk.set()
         elif step > 2:
-            trainer._writer._finished.wait(30)
+            trainer._saver._writer._finished.wait(30)
 
     trainer.run(tasks=[PeriodicTask(every=1, run=look)])
     assert not there[2] and there[4]
 
 
-def test_a_write_that_fails_ends_the_run_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_write_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_trainer(tmp_path).run()
 
     def full(*args: object) -> None:
@@ -105,15 +103,15 @@ def test_a_write_that_fails_ends_the_run_soon(tmp_path: Path, monkeypatch: pytes
     trainer.resume(tmp_path / "step-00000012")
     monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(
-        MAEError, match=r"step-00000016: .*No space left.*go on with --resume.*step-00000012, is untouch"
+        MAEError, match=r"step-00000016: .*No space left.*resume with --resume.*step-00000012, is untouch"
     ):
-        trainer.run(tasks=[PeriodicTask(every=1, run=lambda step: trainer._writer._finished.wait(30) and None)])
+        trainer.run(tasks=[PeriodicTask(every=1, run=lambda step: trainer._saver._writer._finished.wait(30) and None)])
     assert trainer.step <= 18
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000012"]
 
 
 @pytest.mark.parametrize("lost", [1, 100])
-def test_a_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int):
+def test_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int):
     save = checkpoint.save_file
 
     def short(tensors, path: Path, **options) -> None:
@@ -127,7 +125,7 @@ def test_a_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
-def test_a_run_that_ends_by_an_error_keeps_the_checkpoint_under_way(tmp_path: Path, slow_disk: threading.Event):
+def test_failing_run_keeps_the_pending_checkpoint(tmp_path: Path, slow_disk: threading.Event):
     trainer = make_trainer(tmp_path)
 
     def fail(step: int) -> None:

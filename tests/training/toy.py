@@ -1,4 +1,4 @@
-"""A module, batches and settings small enough to train in a blink; the engine needs no more than this."""
+"""A module, batches and settings that train in a blink."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mae.training.distributed import World
-from mae.training.engine import Trainer, TrainingSettings
+from mae.training.engine import Trainer
 from mae.training.lars import LARS
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
+from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 
 SETTINGS = TrainingSettings(
     total_steps=12,
@@ -23,7 +24,7 @@ SETTINGS = TrainingSettings(
     clip_grad=1.0,
     precision="fp32",
     log_every=1,
-    save_every=4,
+    checkpoint_every=4,
 )
 
 
@@ -48,20 +49,20 @@ class Line(nn.Module):
 def batches(
     step: int, *, accumulate: int = 1, broken_at: Collection[int] = ()
 ) -> Generator[dict[str, Tensor], None, None]:
-    """The parts of each step's eight samples: functions of the step alone."""
+    """The micro-batches of each step's eight samples: functions of the step alone."""
     while True:
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(8, 4, generator=generator)
         y = x.sum(dim=1, keepdim=True) + 1
         if step in broken_at:
             y[0] = torch.nan
-        for part in range(accumulate):
-            yield {"x": x.chunk(accumulate)[part], "y": y.chunk(accumulate)[part]}
+        for number in range(accumulate):
+            yield {"x": x.chunk(accumulate)[number], "y": y.chunk(accumulate)[number]}
         step += 1
 
 
 class Recorder:
-    """Keeps every row it is told."""
+    """Keeps every row of the log."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -89,9 +90,10 @@ def make_trainer(
     module: Callable[[], nn.Module] = Line,
     optimizer: Callable[[nn.Module], Optimizer] = adamw,
     capture: Callable[[int], Path] | None = None,
+    after_step: Callable[[float], None] | None = None,
     **changes: Any,
 ) -> Trainer:
-    """A trainer of a freshly seeded module, a line where none is given."""
+    """A trainer of a freshly seeded module, by default a line."""
     settings = replace(SETTINGS, **changes)
     torch.manual_seed(0)
     made = module()
@@ -100,10 +102,21 @@ def make_trainer(
         optimizer=optimizer(made),
         batches=lambda step: batches(step, accumulate=settings.accumulate, broken_at=broken_at),
         settings=settings,
-        folder=folder,
-        identity={"name": identity},
-        metadata=lambda module: {"kind": "line"},
+        checkpoints=CheckpointSpec(
+            folder=folder, identity={"name": identity}, metadata=lambda module: {"kind": "line"}
+        ),
         device=torch.device("cpu"),
         world=World(),
         capture=capture,
+        after_step=after_step,
     )
+
+
+def weights_after_each_step(trainer: Trainer, recorder: Recorder) -> list[list[float]]:
+    seen: list[list[float]] = []
+
+    def keep(step: int) -> None:
+        seen.append(torch.cat([p.detach().flatten() for p in trainer.module.parameters()]).tolist())
+
+    trainer.run(observers=[recorder], tasks=[PeriodicTask(every=1, run=keep)])
+    return seen

@@ -1,1 +1,4 @@
-"""How fast this machine does what a run does, beside its own limits and beside peers, turn by turn in one process."""
+"""Speed on this machine: a step, loading and a whole run, against the machine's limits and peers, interleaved.
+
+`timing` and `report` are shared with the scripts in benchmarks/.
+"""

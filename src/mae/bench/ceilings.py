@@ -1,10 +1,10 @@
-"""What the machine can do at most: a large matrix product, and copying memory."""
+"""The machine's limits: a large matrix product, and copying memory."""
 
 from dataclasses import dataclass
 
 import torch
 
-from mae.bench.turns import timed
+from mae.bench.timing import timed
 from mae.training.device import DTYPES
 
 _TRIES = 8

@@ -1,4 +1,4 @@
-"""From files to training crops: Pillow as its users use it beside ours, on one core and on all of them."""
+"""From files to training crops: Pillow as commonly used against ours, on one core and on all of them."""
 
 import io
 import time
@@ -18,27 +18,27 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from mae.bench.turns import Spread, ratios, spread, take_turns
-from mae.data.augmentation import Augmentation, random_crop_boxes, resized_crop
-from mae.data.decoding import decode
-from mae.data.images import load_images
-from mae.data.jpeg import has_fast_decoder
-from mae.data.limits import check_workers
-from mae.data.loaders import IMAGENET_MEAN, IMAGENET_STD, TrainingLoader
-from mae.data.sources import open_source
+from mae.bench.report import machine, write_figures
+from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
+from mae.data.dataset.images import load_images
+from mae.data.decode.image import decode
+from mae.data.decode.jpeg import has_fast_decoder
+from mae.data.decode.limits import check_workers
+from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD, TrainingLoader
+from mae.data.sources.open import open_source
 from mae.errors import UsageError
-from mae.evaluation.record import hardware, versions
+from mae.evaluation.common.record import hardware
+from mae.modalities.images.crop import Augmentation, random_crop_boxes, resized_crop
 from mae.options import shown
 from mae.randomness import sample_keys
-from mae.records import write_json
-from mae.report.tables import show_grid
+from mae.report.terminal.tables import show_grid
 
 _MEAN, _STD = (torch.tensor(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
 _JPEG = (".jpg", ".jpeg")
 _BATCH = 50
 _VIEWS = 5
 _BATCHES_A_WORKER = 4
-"""Timed in a turn of all cores: with fewer it would be told how long one worker takes for its batch."""
+"""Timed in a turn of all cores: with fewer, one worker's time for its batch would decide."""
 _PILLOW, _OURS, _LOADER = "Pillow, uint8", "ours", "ours, the loader"
 
 Box = tuple[int, int, int, int]
@@ -55,13 +55,13 @@ class DataBench:
     source: Annotated[str, tyro.conf.Positional]
     """A folder of JPEGs: the reference."""
     also: tuple[str, ...] = ()
-    """The same images in other forms, such as packs of them, which the loader alone reads."""
+    """The same images in other forms, such as packs; read by the loader alone."""
     side: int = 224
     """Pixels of a crop's side."""
     workers: Annotated[int | None, shown("as many as cores", "W")] = None
-    """Threads, and processes, that load at once."""
+    """Number of threads, and of processes, that load at once."""
     seconds: float = 60.0
-    """To spend in all, about."""
+    """About how long to measure."""
     out: Annotated[Path | None, shown("nowhere", "FILE.json")] = None
     """Write all figures here."""
 
@@ -75,19 +75,19 @@ class DataBench:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What was measured of one way to load.
+    """The figures of one way to load.
 
     Attributes:
         name: of the way.
-        clock: `processor`: images a second of processor time, on one core; `wall`: of time, on all cores.
-        rate: images a second.
-        beside: over the first way of the same clock, turn by turn.
+        clock: `processor`: images per second of processor time, on one core; `wall`: of wall time, on all cores.
+        rate: images/s.
+        beside: ratio to the first way of the same clock, turn by turn.
     """
 
     name: str
     clock: str
-    rate: Spread
-    beside: Spread
+    rate: Quartiles
+    beside: Quartiles
 
 
 def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
         torch.set_num_threads(threads)
     overhead = _rate(found, _OURS) / _rate(found, _LOADER) - 1
     record = {
-        "machine": {**hardware(torch.device("cpu")), **versions()},
+        "machine": machine(torch.device("cpu")),
         "images": len(files),
         "torchcodec": has_fast_decoder(),
         "grey_levels_apart": crops.levels_apart(),
@@ -117,8 +117,7 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
         "ways": [asdict(way) for way in found],
     }
     _show(console, found, record)
-    if bench.out is not None:
-        write_json(bench.out, record)
+    write_figures(bench.out, record)
     return record
 
 
@@ -139,7 +138,7 @@ class _Crops:
         self.flips: list[bool] = flips.tolist()
 
     def by_pillow(self, number: int) -> Tensor:
-        """As by torchvision's RandomResizedCrop on a Pillow image."""
+        """As torchvision's RandomResizedCrop on a Pillow image."""
         top, left, height, width = self.boxes[number]
         image: Image.Image = Image.open(io.BytesIO(self.contents[number])).convert("RGB")
         image = image.crop((left, top, left + width, top + height))
@@ -184,10 +183,10 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
         "Pillow, float32 (official)": made(crops.as_floats),
         _OURS: made(crops.ours),
         _LOADER: loaded(bench.source),
-        f"{_LOADER}, --views {_VIEWS}": loaded(bench.source, views=_VIEWS),
+        f"{_LOADER}, --repeated-aug {_VIEWS}": loaded(bench.source, views=_VIEWS),
         **{f"the loader, {other}": loaded(other) for other in bench.also},
     }
-    return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="processor")
+    return _compared(time_interleaved(ways, seconds=bench.seconds / 2), clock="processor")
 
 
 def _together(bench: DataBench, crops: _Crops) -> list[Way]:
@@ -208,11 +207,11 @@ def _together(bench: DataBench, crops: _Crops) -> list[Way]:
             bench.source, side=bench.side, workers=workers, clock=time.perf_counter
         ),
     }
-    return _compared(take_turns(ways, seconds=bench.seconds / 2), clock="wall")
+    return _compared(time_interleaved(ways, seconds=bench.seconds / 2), clock="wall")
 
 
 def _loaded(source: str, *, side: int, workers: int, clock: Callable[[], float], views: int = 1) -> Callable[[], float]:
-    """Seconds a crop of the run's own loader, over as many batches as make an epoch; starting is not counted."""
+    """Seconds per crop of the run's own loader, over an epoch or more; starting is not counted."""
     images = load_images(open_source(source, data_root=Path("data")), in_chans=3, memory_limit=0)
     if len(images) < _BATCH:
         raise UsageError(f"{source} holds {len(images)} images; give {_BATCH} or more")
@@ -223,7 +222,7 @@ def _loaded(source: str, *, side: int, workers: int, clock: Callable[[], float],
     def run() -> float:
         steps = max(1, len(images) // _BATCH, _BATCHES_A_WORKER * workers)
         with closing(loader.iterate(0)) as batches:
-            for _ in range(max(1, 2 * workers)):  # the start, and what workers make ahead of what is asked for
+            for _ in range(max(1, 2 * workers)):  # the start, and what workers load ahead
                 next(batches)
             began = clock()
             for _ in range(steps):
@@ -236,7 +235,7 @@ def _loaded(source: str, *, side: int, workers: int, clock: Callable[[], float],
 def _compared(seconds: dict[str, list[float]], *, clock: str) -> list[Way]:
     first = next(iter(seconds.values()))
     return [
-        Way(name=name, clock=clock, rate=spread([1 / each for each in values]), beside=ratios(first, values))
+        Way(name=name, clock=clock, rate=quartiles([1 / each for each in values]), beside=ratios(first, values))
         for name, values in seconds.items()
     ]
 
@@ -248,7 +247,7 @@ def _rate(found: Sequence[Way], name: str) -> float:
 def _show(console: Console, found: Sequence[Way], record: dict[str, Any]) -> None:
     for clock, title in (("processor", "one core, by processor time"), ("wall", "all cores, by the clock")):
         rows = [(way.name, way.rate.text(0), way.beside.text(2)) for way in found if way.clock == clock]
-        show_grid(console, title, ["way", "images/s", "beside the first"], rows)
+        show_grid(console, title, ["way", "images/s", "ratio to the first"], rows)
     console.print(
         f"{record['images']} images; ours are {record['grey_levels_apart']:.3f} grey levels from Pillow's; the loader "
         f"takes {record['loader_overhead']:.0%} on top of decoding and cropping",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from mae.models.config import ModelConfig
+from mae.core.method import MethodConfig
+from mae.core.types import MaskPlan
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.types import MaskPlan
 
 _NAMES = (
     ("encoder.cls_token", "vit.embeddings.cls_token"),
@@ -38,14 +38,14 @@ class Peer(ViTMAEForPreTraining):
         return super().patchify(pixel_values, interpolate_pos_encoding=True)
 
 
-def peer_tensors(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def peer_tensors(ours: Mapping[str, Tensor], config: MethodConfig) -> dict[str, Tensor]:
     """Our parameters (or their gradients) under the peer's names and in its shapes."""
     theirs: dict[str, Tensor] = {}
     for name, value in ours.items():
         for mine, other in _NAMES:
             name = name.replace(mine, other)
         if name.endswith("projection.weight"):
-            value = value.reshape(-1, config.in_chans, *config.patch_size)
+            value = value.reshape(-1, config.layout.channels, *config.layout.patch)
         if ".attn.qkv." in name:
             for letter, part in zip("qkv", value.chunk(3), strict=True):
                 theirs[name.replace(".attn.qkv.", f".attention.{letter}_proj.")] = part
@@ -61,34 +61,34 @@ def make_peer(model: MaskedAutoencoder) -> Peer:
         ValueError: a model the peer cannot be: no class token, or a patch that is not square.
     """
     config = model.config
-    if config is None or not config.cls_token or config.patch_size[0] != config.patch_size[1]:
+    if config is None or not config.encoder.cls_token or config.layout.patch[0] != config.layout.patch[1]:
         raise ValueError("the peer needs a configuration with a class token and square patches")
-    side = config.patch_size[0]
+    side = config.layout.patch[0]
     peer = Peer(
         ViTMAEConfig(
             image_size=side,  # one patch, which its constructor can build; the tables below are the real size
             patch_size=side,
-            num_channels=config.in_chans,
-            hidden_size=config.embed_dim,
-            num_hidden_layers=config.depth,
-            num_attention_heads=config.num_heads,
-            intermediate_size=int(config.embed_dim * config.mlp_ratio),
-            decoder_hidden_size=config.decoder_embed_dim,
-            decoder_num_hidden_layers=config.decoder_depth,
-            decoder_num_attention_heads=config.decoder_num_heads,
-            decoder_intermediate_size=int(config.decoder_embed_dim * config.mlp_ratio),
-            layer_norm_eps=config.norm_eps,
-            mask_ratio=config.mask_ratio,
-            norm_pix_loss=config.norm_pix_loss,
+            num_channels=config.layout.channels,
+            hidden_size=config.encoder.embed_dim,
+            num_hidden_layers=config.encoder.depth,
+            num_attention_heads=config.encoder.num_heads,
+            intermediate_size=int(config.encoder.embed_dim * config.encoder.mlp_ratio),
+            decoder_hidden_size=config.decoder.embed_dim,
+            decoder_num_hidden_layers=config.decoder.depth,
+            decoder_num_attention_heads=config.decoder.num_heads,
+            decoder_intermediate_size=int(config.decoder.embed_dim * config.encoder.mlp_ratio),
+            layer_norm_eps=config.encoder.norm_eps,
+            mask_ratio=config.mask.ratio,
+            norm_pix_loss=config.target.norm,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             attn_implementation="sdpa",  # type: ignore[call-arg]
         )
     )
     embeddings = peer.vit.embeddings
-    embeddings.image_size = embeddings.patch_embeddings.image_size = config.img_size
-    embeddings.position_embeddings = _with_prefix(model.encoder.pos_embed(config.grid))
-    peer.decoder.decoder_pos_embed = _with_prefix(model.decoder.pos_embed(config.grid))
+    embeddings.image_size = embeddings.patch_embeddings.image_size = config.tokenizer.img_size
+    embeddings.position_embeddings = _with_prefix(model.encoder.pos_embed(config.layout.grid))
+    peer.decoder.decoder_pos_embed = _with_prefix(model.decoder.pos_embed(config.layout.grid))
     weights = peer_tensors(dict(model.named_parameters()), config)
     tables = {"vit.embeddings.position_embeddings", "decoder.decoder_pos_embed"}
     missing = set(peer.load_state_dict(weights, strict=False).missing_keys)

@@ -1,4 +1,4 @@
-"""A training step of named models on synthetic images: beside a peer, beside the machine's limits, part by part."""
+"""A training step of named models on synthetic images: against a peer and the machine's limits, part by part."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from mae.bench.ceilings import Ceilings, measure_ceilings
-from mae.bench.turns import Spread, ratios, spread, take_turns, timed
+from mae.bench.report import machine, write_figures
+from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved, timed
 from mae.config import Device, Optimizer, Precision
+from mae.core.contracts import Batch
+from mae.core.types import MaskPlan
 from mae.errors import MAEError, UsageError
-from mae.evaluation.record import hardware, versions
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import create_model
 from mae.models.summary import ModelSummary, summarise
-from mae.models.zoo import create_model
 from mae.options import shown
-from mae.pretraining.measure import PeakMemory
-from mae.records import write_json
-from mae.report.tables import show_grid
+from mae.pretraining.estimate.profile import PeakMemory
+from mae.report.terminal.tables import show_grid
 from mae.training.device import autocast, choose_device, choose_precision, keep_freed_memory, synchronise
 from mae.training.optimizer import make_optimizer
-from mae.types import MaskPlan
 
 if TYPE_CHECKING:
     from mae.bench.peer import Peer
@@ -52,27 +52,27 @@ class StepBench:
     models: tuple[str, ...] = ("mae_vit_compact_patch16",)
     """Names of 'mae list models'."""
     decoders: tuple[str, ...] = ("self",)
-    """self, cross, or cross:SHARE, which predicts a share of the hidden patches."""
+    """self, cross, or cross:SHARE, which predicts that fraction of the masked patches."""
     optimizer: Optimizer = "adamw"
-    """Of ours; the peer always has AdamW."""
+    """Of our models; the peer always has AdamW."""
     precision: Precision = "auto"
-    """Of both; auto: bf16 where the device has it, fp32 elsewhere."""
+    """Of all models; auto: bf16 where the device has it, fp32 elsewhere."""
     device: Device = "auto"
     """auto: CUDA, else Apple's MPS, else the CPU."""
     batch_size: Annotated[int | None, shown("16 on a CPU, 128 on a GPU", "B")] = None
-    """Images a step."""
+    """Images per step."""
     compile: bool = False
-    """Time compiled models too; compiling takes minutes."""
+    """Time compiled models too; compilation takes minutes."""
     peer: bool = False
     """Time transformers' ViTMAE with the same weights too."""
     seconds: float = 40.0
-    """To spend on each model, about."""
+    """About how long to measure each model."""
     out: Annotated[Path | None, shown("nowhere", "FILE.json")] = None
     """Write all figures here."""
 
     def __post_init__(self) -> None:
         if not self.models or not self.decoders:
-            raise UsageError("there is nothing to time; name a model (--models) and a decoder (--decoders)")
+            raise UsageError("nothing to time; name a model (--models) and a decoder (--decoders)")
         if not self.seconds > 0 or (self.batch_size is not None and self.batch_size < 1):
             raise UsageError(f"--seconds is {self.seconds:g}, --batch-size {self.batch_size}; expected more than 0")
         for decoder in self.decoders:
@@ -81,17 +81,18 @@ class StepBench:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What was measured of one model.
+    """The figures of one model.
 
     Attributes:
         model: its name.
         way: its decoder, `ViTMAE` for the peer; compiled or not.
-        batch_size: images a step.
-        rate: images a second.
-        beside: the rate over the peer's, turn by turn; None without one.
-        operations: floating-point operations a second, in matrix products.
-        of_matmul: that over what a large matrix product does.
-        of_copy: what the optimizer's step reads and writes a second over what copying does; None where not measured.
+        batch_size: images per step.
+        rate: images/s.
+        beside: ratio to the peer's rate, turn by turn; None without a peer.
+        operations: floating-point operations per second, in matrix products.
+        of_matmul: ratio to those of a large matrix product.
+        of_copy: bytes per second that the optimizer's step reads and writes, as a ratio to copying; None where not
+            measured.
         peak_bytes: memory that two steps took; on a CPU by the process's growth, good to a tenth, and over the weights,
             which are there before.
         parts: share of the step's time by part; empty for the peer and what is compiled.
@@ -100,8 +101,8 @@ class Timed:
     model: str
     way: str
     batch_size: int
-    rate: Spread
-    beside: Spread | None
+    rate: Quartiles
+    beside: Quartiles | None
     operations: float
     of_matmul: float
     of_copy: float | None
@@ -121,9 +122,9 @@ def run_step_bench(bench: StepBench, console: Console) -> dict[str, Any]:
     if device.type == "cpu":
         keep_freed_memory()
     ceilings = measure_ceilings(device, precision)
-    machine = {**hardware(device), **versions()}
+    about = machine(device)
     console.print(
-        f"{machine['processor']}, {device}, {machine['threads']} threads, torch {machine['torch']}, {precision}: "
+        f"{about['processor']}, {device}, {about['threads']} threads, torch {about['torch']}, {precision}: "
         f"{ceilings.matmul / 1e9:,.0f} GFLOP/s in a matrix product, {ceilings.copy / 1e9:,.1f} GB/s copied",
         highlight=False,
     )
@@ -136,10 +137,9 @@ def run_step_bench(bench: StepBench, console: Console) -> dict[str, Any]:
         costs[name] = {way: asdict(summary) for way, summary in summaries.items()}
         _show(console, name, timed_here, summaries)
     record = {
-        "machine": machine, "ceilings": asdict(ceilings), "costs": costs, "results": [asdict(each) for each in found]
+        "machine": about, "ceilings": asdict(ceilings), "costs": costs, "results": [asdict(each) for each in found]
     }  # fmt: skip
-    if bench.out is not None:
-        write_json(bench.out, record)
+    write_figures(bench.out, record)
     return record
 
 
@@ -159,7 +159,7 @@ def _time_model(
             way = _PEER + (", compiled" if compiled else "")
             steps[way] = _PeerStep(_build(name, "self"), batch_size, device, precision, compiled)
     peaks = {way: step.warm_up() for way, step in steps.items()}
-    seconds = take_turns({way: step.once for way, step in steps.items()}, seconds=bench.seconds)
+    seconds = time_interleaved({way: step.once for way, step in steps.items()}, seconds=bench.seconds)
     found = []
     for way, step in steps.items():
         parts = step.parts() if isinstance(step, OwnStep) and not step.compiled else {}
@@ -170,7 +170,7 @@ def _time_model(
                 model=name,
                 way=way,
                 batch_size=batch_size,
-                rate=spread([batch_size / each for each in seconds[way]]),
+                rate=quartiles([batch_size / each for each in seconds[way]]),
                 beside=ratios(seconds[_PEER], seconds[way]) if bench.peer and way != _PEER else None,
                 operations=done,
                 of_matmul=done / ceilings.matmul,
@@ -191,7 +191,7 @@ def _options_of(decoder: str) -> dict[str, Any]:
     kind, _, share = decoder.partition(":")
     try:
         if kind in ("self", "cross") and 0 < float(share or 1) <= 1:
-            return {"decoder": kind, "predict_share": float(share or 1)}
+            return {"decoder": kind, "mask_predicted": float(share or 1)}
     except ValueError:
         pass
     raise UsageError(f"--decoders has {decoder!r}; expected self, cross, or cross:SHARE with a share up to 1")
@@ -286,7 +286,7 @@ class OwnStep(_Step):
     def plan(self) -> MaskPlan:
         """A new mask for each image."""
         keys = torch.randint(-(2**63), 2**63 - 1, (self.batch_size,), device=self.device)
-        return self.model.masking.plan(self.model.encoder.grid, keys)
+        return self.model.plan(self._images, keys=keys)
 
     def loss(self) -> Tensor:
         """Of the next masks."""
@@ -310,9 +310,11 @@ class OwnStep(_Step):
 
         with autocast(self.precision, self.device):
             plan = part("mask", self.plan)
-            maps = part("encoder", lambda: model.maps(self._images, plan))
-            prediction = part("decoder", lambda: model.decoder(maps, plan, model.encoder.grid))
-        target = part("target", lambda: model.target(self._images, plan.predicted))
+            encoded = part("encoder", lambda: model.encoded(self._images, plan))
+            layout = model.tokenizer.layout_of(self._images)
+            prediction = part("decoder", lambda: model.decoder(encoded, plan, layout))
+        batch = Batch(x=self._images, tokenizer=model.tokenizer)
+        target = part("target", lambda: model.target(batch, plan.predicted))
         loss = part("loss", lambda: model.loss(prediction, target, plan.weight))
         part("backward", loss.backward)
         part("optimizer", self.optimizer.step)
@@ -355,9 +357,9 @@ class _PeerStep(_Step):
         return loss
 
 
-def _shape(model: MaskedAutoencoder) -> tuple[int, int, int]:
+def _shape(model: MaskedAutoencoder) -> tuple[int, ...]:
     assert model.config is not None
-    return model.config.in_chans, *model.config.img_size
+    return model.config.layout.channels, *model.config.layout.size
 
 
 def _show(console: Console, name: str, found: list[Timed], summaries: dict[str, ModelSummary]) -> None:

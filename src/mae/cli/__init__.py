@@ -15,7 +15,7 @@ from mae.cli.output import tolerant_output
 from mae.credentials import all_concealed
 from mae.errors import MAEError, Stopped, UsageError
 from mae.records import check_text
-from mae.report.canvas import visible
+from mae.text import visible
 from mae.version import __version__
 
 COMMANDS = {
@@ -37,8 +37,8 @@ COMMANDS = {
     "study": ("mae.cli.study", "train in several ways, all else being equal, and tell which is better"),
     "bench": ("mae.cli.bench", "measure speed on this machine, beside its limits and a peer"),
     "demo": ("mae.cli.demo", "pre-train on photographs in some minutes and show what was learned"),
-    "list": ("mae.cli.listing", "list models, recipes or public weights"),
-    "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic"),
+    "list": ("mae.cli.listing", "list models, recipes, public weights, masks, targets and other components"),
+    "show": ("mae.cli.show", "tell a model's sizes, parameters and arithmetic, or the options of a component"),
 }
 
 _ANSWERS = {"list", "show", "plan", "doctor", "watch", "bench"}

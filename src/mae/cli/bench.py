@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from mae.config import PretrainConfig
+from mae.cli.run_options import RunFlags
 from mae.records import check_known
 
 _BENCHES = {
-    "step": "a training step on synthetic images, beside the machine's limits and a peer",
-    "data": "from JPEGs to training crops, beside Pillow as its users use it",
-    "end-to-end": "a run's loop on real images, beside the same loop on images that are there already",
-    "quality": "recipes beside each other: how good an encoder after how much time ('mae study quality')",
+    "step": "a training step on synthetic images, against the machine's limits and a peer",
+    "data": "from JPEGs to training crops, against Pillow as commonly used",
+    "end-to-end": "a run's loop on real images, against the same loop on one batch in memory",
+    "quality": "recipes compared: how good an encoder after how much time ('mae study quality')",
 }
 
 
@@ -49,19 +49,17 @@ def _end_to_end(args: list[str]) -> int:
     from rich.console import Console
 
     from mae.bench.end_to_end import EndToEnd, run_end_to_end_bench
-    from mae.cli.pretrain import given_options, named_recipe
-    from mae.recipes import recipe_config
 
-    default = recipe_config(named_recipe(args)).make_room(given_options(args))
+    flags = RunFlags(args)
 
     def options(
         bench: Annotated[EndToEnd, tyro.conf.arg(name="")],
-        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default,
-    ) -> tuple[EndToEnd, PretrainConfig]:
-        return bench, config
+        run: Annotated[flags.type, tyro.conf.arg(name="")],  # type: ignore[name-defined]
+    ) -> tuple[EndToEnd, object]:
+        return bench, run
 
-    bench, config = _parsed(options, "end-to-end", args)
-    run_end_to_end_bench(bench, config, Console())
+    bench, run = _parsed(options, "end-to-end", args)
+    run_end_to_end_bench(bench, flags.config(run), Console())
     return 0
 
 
@@ -78,6 +76,6 @@ def _parsed(kind: Callable[..., Any], name: str, args: list[str]) -> Any:
 def _help() -> str:
     lines = "".join(f"  {name:<11} {what}\n" for name, what in _BENCHES.items())
     return (
-        "usage: mae bench NAME ...\n\nMeasure how fast this machine does what a run does; leave it alone meanwhile.\n\n"
-        f"benchmarks:\n{lines}\n'mae bench NAME --help' tells more of each.\n"
+        "usage: mae bench NAME ...\n\nMeasure speed on this machine; run nothing else meanwhile.\n\n"
+        f"benchmarks:\n{lines}\n'mae bench NAME --help' shows the options of each.\n"
     )

@@ -30,6 +30,6 @@ def demo(out: Path | None = None, steps: int | None = None) -> int:
     if not result.finished:
         return stopped(console, result)
     console.print("\nWhich photograph is a square cut from? The squares that are judged were never trained on.")
-    evaluate("knn", result.folder, data=config.source, data_root=config.data_root, ks=[20])
+    evaluate("knn", result.folder, data=config.source, data_root=config.machine.data_root, ks=[20])
     console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
     return 0

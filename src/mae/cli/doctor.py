@@ -7,26 +7,25 @@ from typing import Annotated
 
 import tyro
 
-from mae.cli.pretrain import given_options, named_recipe
-from mae.config import PretrainConfig
+from mae.cli.run_options import RunFlags
+from mae.config import RunConfig
 from mae.errors import UsageError
-from mae.recipes import recipe_config
 
 
 def run(args: list[str]) -> int:
     """Check, and print one line a check; the exit code is 1 where the run would be worthless."""
-    config, as_json = parse(args)
+    config, given, as_json = parse(args)
 
     from rich.console import Console
 
-    from mae.pretraining.doctor import examine_run, examine_source, show_diagnosis
+    from mae.pretraining.checks.doctor import examine_run, examine_source, show_diagnosis
 
     if (Path(config.source) / "config.json").is_file():
-        if given := given_options(args) - {"device"}:
-            raise UsageError(f"{config.source} is a run, checked as it was begun; leave out {', '.join(sorted(given))}")
-        found = examine_run(Path(config.source), device=config.device)
+        if more := given - {"device", "source"}:
+            raise UsageError(f"{config.source} is a run, checked as it was begun; leave out {', '.join(sorted(more))}")
+        found = examine_run(Path(config.source), device=config.machine.device)
     else:
-        found = examine_source(config, given=given_options(args))
+        found = examine_source(config, given=given)
     if as_json:
         sys.stdout.write(json.dumps(found.to_json()) + "\n")
     else:
@@ -34,27 +33,28 @@ def run(args: list[str]) -> int:
     return 1 if found.fatal else 0
 
 
-def parse(args: list[str]) -> tuple[PretrainConfig, bool]:
-    """The configuration, and whether to print JSON.
+def parse(args: list[str]) -> tuple[RunConfig, set[str], bool]:
+    """The configuration, the names of the options that were given, and whether to print JSON.
 
     Raises:
         UsageError: nothing to check is named.
     """
-    default = recipe_config(named_recipe(args)).make_room(given_options(args))
+    flags = RunFlags(args)
 
     def doctor(
-        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default,
+        run: Annotated[flags.type, tyro.conf.arg(name="")],  # type: ignore[name-defined]
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    ) -> tuple[PretrainConfig, bool]:
+    ) -> tuple[object, bool]:
         """Check a run before it begins, or as it stands: images, model, masks, loss, rate, memory; nothing is written.
 
         Args:
-            config: the run, told as to 'mae pretrain'; or the folder of a run.
+            run: the run, given as to 'mae pretrain'; or the folder of a run.
             json: print one JSON object instead of lines.
         """
-        return config, json
+        return run, json
 
-    config, as_json = tyro.cli(doctor, args=args, prog="mae doctor")
+    run, as_json = tyro.cli(doctor, args=args, prog="mae doctor")
+    config = flags.config(run)
     if not config.source:
         raise UsageError("nothing to check is named; give images as to 'mae pretrain', or the folder of a run")
-    return config, as_json
+    return config, flags.given, as_json

@@ -40,8 +40,8 @@ def run(args: list[str]) -> int:
 
         from rich.console import Console
 
-        from mae.evaluation import embedding
-        from mae.report.canvas import visible
+        from mae.evaluation.pictures import embed as embedding
+        from mae.text import visible
 
         written = embedding.embed(model, source, out=out, features=features, data_root=data_root, device=device)
         console = Console(quiet=os.environ.get("RANK", "0") != "0")

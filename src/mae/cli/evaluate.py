@@ -5,32 +5,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from mae.config import Device
+from mae.evaluation import protocols
+from mae.evaluation.protocol import EvaluationProtocol
 from mae.options import shown
 from mae.records import check_known
+from mae.text import visible
 
 if TYPE_CHECKING:
     from mae.evaluation.run import Evaluator
 
-# What stands here is shown without loading PyTorch; each protocol's own help loads its file.
-_PROTOCOLS = {
-    "knn": "the nearest training images vote on each test image",
-    "linear_probe": "a linear classifier on frozen features: the quick one, or the official recipe",
-    "attentive_probe": "a learned query over frozen patch tokens, and a linear classifier",
-    "finetune": "train the encoder itself: all of it, its last blocks, LoRA or biases; or from scratch",
-    "reconstruction": "how good the pictures of hidden pixels are (needs no labels)",
-    "label_free": "how spread out the features are (needs no labels)",
-    "all": "the cheap ones of these, on one page",
-}
+_ALL = "the cheap ones of these, on one page"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every protocol is told."""
+    """Options of every protocol."""
 
     model: Annotated[str, tyro.conf.Positional]
     """A run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH."""
@@ -49,56 +43,54 @@ class Request:
     overlap: Literal["error", "drop"] = "error"
     """Test images that are among the training images: an error, or left out of the test."""
     gpus: Annotated[int | None, shown("one", "N")] = None
-    """Judge on so many GPUs of this machine, a process each; with --device cpu so many processes."""
+    """Evaluate on so many GPUs of this machine, a process each; with --device cpu in so many processes."""
 
 
 def run(args: list[str]) -> int:
-    """Judge a model's features and print the numbers beside what they must beat."""
+    """Evaluate a model's features and print the numbers beside their baselines."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0
     name, rest = args[0], args[1:]
-    check_known([name], list(_PROTOCOLS), what="protocol")
-    return _all(rest) if name == "all" else _one(name, rest)
+    check_known([name], [*(protocol.name for protocol in protocols.PROTOCOLS), "all"], what="protocol")
+    return _all(rest) if name == "all" else _one(protocols.find_protocol(name), rest)
 
 
 def _help() -> str:
-    lines = "".join(f"  {name:<16} {what}\n" for name, what in _PROTOCOLS.items())
+    summaries = {**{protocol.name: _summary(protocol) for protocol in protocols.PROTOCOLS}, "all": _ALL}
+    lines = "".join(f"  {name:<16} {summary}\n" for name, summary in summaries.items())
     return (
-        "usage: mae evaluate PROTOCOL MODEL --data LABELLED ...\n\nTell how good a model's features are.\n\n"
-        f"protocols:\n{lines}\n'mae evaluate PROTOCOL --help' tells more of each.\n"
+        "usage: mae evaluate PROTOCOL MODEL --data LABELLED ...\n\nMeasure how good a model's features are.\n\n"
+        f"protocols:\n{lines}\n'mae evaluate PROTOCOL --help' shows the options of each.\n"
     )
 
 
-def _one(name: str, args: list[str]) -> int:
-    from mae.evaluation.run import find_protocol
+def _summary(kind: type[EvaluationProtocol]) -> str:
+    return kind.summary if kind.needs_labels else f"{kind.summary} (needs no labels)"
 
-    kind = find_protocol(name)
 
+def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:
     def evaluate(
         request: Annotated[Request, tyro.conf.arg(name="")],
         protocol: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
-    ) -> tuple[Request, Any]:
+    ) -> tuple[Request, EvaluationProtocol]:
         return request, protocol
 
-    request, protocol = tyro.cli(
-        evaluate, args=args, prog=f"mae evaluate {name}", description=f"{name}: {_PROTOCOLS[name]}."
-    )
+    description = f"{kind.name}: {_summary(kind)}."
+    request, protocol = tyro.cli(evaluate, args=args, prog=f"mae evaluate {kind.name}", description=description)
     if request.gpus is not None:
-        return _in_many(request, [name, *args])
+        return _in_many(request, [kind.name, *args])
     with _evaluator(request) as evaluator:
-        evaluator.judge(name, protocol)
+        evaluator.run(protocol)
     return 0
 
 
 def _all(args: list[str]) -> int:
-    from mae.report.canvas import visible
-
-    request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_PROTOCOLS['all']}.")
+    request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_ALL}.")
     if request.gpus is not None:
         return _in_many(request, ["all", *args])
     with _evaluator(request) as evaluator:
-        page = evaluator.judge_all()
+        page = evaluator.run_all()
         evaluator.console.print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
     return 0
 

@@ -9,91 +9,91 @@ import tyro
 from mae.config import Size
 from mae.options import shown
 
-_TOLD = "what is told beside the weights"
+_STORED = "from the files beside the weights"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What the weights do not say."""
+class _Metadata:
+    """What the weights themselves do not say."""
 
-    num_heads: Annotated[int | None, shown(f"{_TOLD}, or is usual", "HEADS")] = None
+    num_heads: Annotated[int | None, shown(f"{_STORED}, else the usual number", "HEADS")] = None
     """Attention heads of the encoder."""
-    decoder_num_heads: Annotated[int | None, shown(f"{_TOLD}, or is usual", "HEADS")] = None
+    decoder_num_heads: Annotated[int | None, shown(f"{_STORED}, else the usual number", "HEADS")] = None
     """Attention heads of the decoder."""
-    trained_size: Annotated[Size | None, shown(f"{_TOLD}, or a square", "SIDE|HxW")] = None
-    """Height and width of the images it was trained on."""
-    norm_pix_loss: Annotated[bool | None, shown(f"{_TOLD}, or fits photographs", "{True,False}")] = None
-    """Whether the decoder predicts standardised patches, or plain pixels."""
-    norm_eps: Annotated[float | None, shown(f"{_TOLD}, or 1e-6", "EPS")] = None
-    """Added to the variance in every layer norm."""
-    rows_first: Annotated[bool | None, shown("as the layout has it", "{True,False}")] = None
-    """Whether its positions count rows first."""
+    trained_size: Annotated[Size | None, shown(f"{_STORED}, else square", "SIDE|HxW")] = None
+    """Height and width of the training images."""
+    norm_pix_loss: Annotated[bool | None, shown(f"{_STORED}, else what fits photos", "{True,False}")] = None
+    """Whether the decoder predicts per-patch normalised pixels."""
+    norm_eps: Annotated[float | None, shown(f"{_STORED}, else 1e-6", "EPS")] = None
+    """Epsilon of every layer norm."""
+    rows_first: Annotated[bool | None, shown("as the source library does", "{True,False}")] = None
+    """Whether the position embedding encodes rows before columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What the model is to be."""
+class _Overrides:
+    """What to change in the model."""
 
-    img_size: Annotated[Size | None, shown("what it was trained on", "SIDE|HxW")] = None
-    """Height and width of its images: positions are made for them."""
-    in_chans: Annotated[int | None, shown("what it was trained on", "C")] = None
-    """Channels of its images; the decoder is left behind."""
-    stem: Annotated[Literal["mean", "repeat"] | None, shown("none: needed with --in-chans", "{mean,repeat}")] = None
-    """Weights of each new channel: the mean of the old ones', or theirs in turn."""
-    mean: Annotated[tuple[float, ...] | None, shown(_TOLD, "SHARE")] = None
-    """Mean of each channel of its images, values from 0 to 1."""
-    std: Annotated[tuple[float, ...] | None, shown(_TOLD, "SHARE")] = None
-    """Deviation of each channel."""
-    licence: Annotated[str | None, shown(_TOLD, "TEXT")] = None
-    """Terms the weights come under."""
+    img_size: Annotated[Size | None, shown("the training size", "SIDE|HxW")] = None
+    """Height and width of its images; the position embedding is adapted."""
+    in_chans: Annotated[int | None, shown("as trained", "C")] = None
+    """Channels of its images; the decoder is dropped."""
+    stem: Annotated[Literal["mean", "repeat"] | None, shown("none: required with --in-chans", "{mean,repeat}")] = None
+    """Patch-embedding weights of each new channel: the mean over the old channels, or the old ones in turn."""
+    mean: Annotated[tuple[float, ...] | None, shown(_STORED, "MEAN")] = None
+    """Mean of each channel of its images, values in [0, 1]."""
+    std: Annotated[tuple[float, ...] | None, shown(_STORED, "STD")] = None
+    """Std of each channel."""
+    licence: Annotated[str | None, shown(_STORED, "TEXT")] = None
+    """Licence of the weights."""
 
 
 def run(args: list[str]) -> int:
-    """Write others' weights as a model of this package and say what they are."""
-    return tyro.cli(bring, args=args, prog="mae import")
+    """Convert weights of another library to a model of this package."""
+    return tyro.cli(import_weights, args=args, prog="mae import")
 
 
-def bring(
-    weights: Annotated[Path, tyro.conf.Positional],
+def import_weights(
+    weights: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="WEIGHTS")],
     out: Path,
-    told: Annotated[_Told, tyro.conf.OmitArgPrefixes] = _Told(),
-    wanted: Annotated[_Wanted, tyro.conf.OmitArgPrefixes] = _Wanted(),
-    photographs: bool = True,
+    metadata: Annotated[_Metadata, tyro.conf.OmitArgPrefixes] = _Metadata(),
+    overrides: Annotated[_Overrides, tyro.conf.OmitArgPrefixes] = _Overrides(),
+    photo_check: bool = True,
     allow_partial: Annotated[float | None, shown("all of it", "SHARE")] = None,
 ) -> int:
-    """Write weights of the official MAE, timm, Hugging Face, mmpretrain or lightly as a model of this package.
+    """Convert weights of the official MAE, timm, Hugging Face, mmpretrain or lightly to a model of this package.
 
-    They are told by their content. The encoder is compared with the library they come from where it is installed, and a
-    decoder must predict photographs.
+    The format is recognised by content. The encoder's outputs are compared with those of the source library if it is
+    installed, and a decoder must predict photos.
 
     Args:
-        weights: a file of safetensors or of torch.save, a folder that save_pretrained or timm wrote, or a name of
-            'mae list weights', which is fetched.
+        weights: a file of safetensors or torch.save, a folder that save_pretrained or timm wrote, or a name from
+            'mae list weights', which is downloaded.
         out: a new file that ends in .safetensors, or a new folder.
-        told: what the weights do not say.
-        wanted: what the model is to be.
-        photographs: try the decoder on photographs; not for a model of images that are nothing like them.
-        allow_partial: share of the encoder that is enough; what is missing is fresh.
+        metadata: what the weights themselves do not say.
+        overrides: what to change in the model.
+        photo_check: check that the decoder predicts photos; turn off for a model of very different images.
+        allow_partial: sufficient share of the encoder's values; missing ones are initialised.
     """
     from rich.console import Console
 
-    from mae.evaluation.extractors import show_loaded
-    from mae.interop.catalogue import terms
-    from mae.interop.official import Told
-    from mae.interop.opening import Wanted, bring_in
-    from mae.report.canvas import visible
+    from mae.evaluation.extractors.extractor import show_loaded
+    from mae.interop.imports.catalogue import terms
+    from mae.interop.imports.convert import WeightMetadata
+    from mae.interop.imports.open import ImportOverrides, import_model
+    from mae.text import visible
 
-    _, report = bring_in(
+    _, report = import_model(
         weights,
         out,
-        told=Told(**asdict(told)),
-        wanted=Wanted(**asdict(wanted)),
+        metadata=WeightMetadata(**asdict(metadata)),
+        overrides=ImportOverrides(**asdict(overrides)),
         allow_partial=allow_partial,
-        see_photographs=photographs,
+        photo_check=photo_check,
     )
     console = Console()
     show_loaded(console, report.line())
-    if licence := wanted.licence or report.origin.get("licence"):
+    if licence := overrides.licence or report.origin.get("licence"):
         console.print(visible(f"Licence {terms(licence)}"), soft_wrap=True, highlight=False, markup=False)
     console.print(f"Model in {visible(str(out))}", soft_wrap=True, highlight=False, markup=False)
     return 0

@@ -1,4 +1,4 @@
-"""`--gpus N`: the same command in N processes of this machine, started by PyTorch's own launcher."""
+"""`--gpus N`: the same command in N processes of this machine, started by PyTorch's launcher."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ from mae.training.device import choose_device
 _PASSED_ON = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1") if hasattr(signal, name)]
 
 _GRACE_SECONDS = 600
-"""What the processes get to save after a signal, before they are killed."""
+"""Time for the processes to save after a signal, before they are killed."""
 
 _MOST_ON_CPU = 16
-"""Processes on any machine, to try things out; more than it has cores are of no use, and many take all memory."""
+"""Processes allowed on any machine, to try things out; more than its cores are useless, and many take all memory."""
 
 
 def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
@@ -30,18 +30,18 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     Args:
         gpus: how many.
         device: where they compute, as `--device` has it.
-        command: the words behind `mae`, `--gpus` among them.
+        command: the arguments of `mae`, `--gpus` among them.
 
     Returns:
         Their exit code.
 
     Raises:
-        UsageError: fewer GPUs are there, or this is one of several processes already.
+        UsageError: there are fewer GPUs, or this is already one of several processes.
     """
     check_number(gpus, device)
     os.environ.update(handed_on())
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE_SECONDS))
-    # One that is ignored stays so: `nohup` has a command outlive its terminal.
+    # An ignored signal stays ignored: `nohup` lets a command outlive its terminal.
     names = [name for name in _PASSED_ON if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(names))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // gpus)))  # else each takes all cores
@@ -60,16 +60,16 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1
-    except SignalException as told:  # passed on to the processes, which saved
-        return code_of_signal(told.sigval)
+    except SignalException as error:  # passed on to the processes, which saved
+        return code_of_signal(error.sigval)
     return 0
 
 
 def check_number(gpus: int, device: str) -> None:
-    """Refuse a number of processes that cannot be.
+    """Refuse an impossible number of processes.
 
     Raises:
-        UsageError: fewer GPUs are there, or this is one of several processes already.
+        UsageError: there are fewer GPUs, or this is already one of several processes.
     """
     if torch.distributed.is_torchelastic_launched():
         raise UsageError("--gpus starts the processes itself; leave it out under torchrun")
@@ -77,16 +77,16 @@ def check_number(gpus: int, device: str) -> None:
         raise UsageError(f"--gpus is {gpus}; expected 1 or more")
     kind = choose_device(device).type
     if kind == "cuda" and gpus > torch.cuda.device_count():
-        raise UsageError(f"--gpus is {gpus}, and this machine has {torch.cuda.device_count()}; give at most as many")
+        raise UsageError(f"--gpus is {gpus}, and this machine has {torch.cuda.device_count()}; give that many at most")
     if kind != "cuda" and device != "cpu":
-        raise UsageError(f"--gpus is {gpus}, and PyTorch finds none here; give --device cpu for so many processes")
+        raise UsageError(f"--gpus is {gpus}, and PyTorch finds no GPU; give --device cpu for that many processes")
     most = max(_MOST_ON_CPU, os.cpu_count() or 1)
     if kind != "cuda" and gpus > most:
         raise UsageError(f"--gpus is {gpus}; expected {most} processes at most on this machine's CPU")
 
 
 def without_gpus(command: Sequence[str]) -> list[str]:
-    """The words of a command without `--gpus N`."""
+    """The arguments of a command without `--gpus N`."""
     kept, words = [], iter(command)
     for word in words:
         if word == "--gpus":

@@ -1,4 +1,4 @@
-"""`mae list models|recipes|weights`."""
+"""`mae list models|recipes|weights`, and the kinds of each component: `mae list masks`."""
 
 import shlex
 import sys
@@ -6,31 +6,36 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mae.core.describe import describe
+from mae.core.kinds import ROOMS, kinds
 from mae.errors import UsageError
 from mae.options import shown
 
 
 def run(args: list[str]) -> int:
-    """Print a line for each model, recipe or file of public weights, or what is known of one such file."""
+    """Print a line for each model, recipe, file of public weights or kind of component, or what is known of a file."""
     what, name = tyro.cli(_list, args=args, prog="mae list")
     if name is not None and what != "weights":
-        raise UsageError(f"{name} is one name too many; mae list {what} shows all ('mae show' tells more of a model)")
-    if what != "weights":
+        more = f"'mae show {ROOMS[what]} {name}'" if what in ROOMS else "'mae show'"
+        raise UsageError(f"{name} is one name too many; 'mae list {what}' shows all ({more} tells more)")
+    if what in ROOMS:
+        rows, width = [(kind, describe(what, kind).summary) for kind in kinds(what)] or [("none", "")], 16
+    elif what != "weights":
         rows, width = _models() if what == "models" else _recipes(), 34
     else:
         rows, width = (_weights(), 25) if name is None else (_known_of(name), 12)
-    sys.stdout.writelines(f"{first:<{width}} {text}\n" for first, text in rows)
+    sys.stdout.writelines(f"{first:<{width}} {text}".rstrip() + "\n" for first, text in rows)
     return 0
 
 
 def _list(
-    what: Annotated[Literal["models", "recipes", "weights"], tyro.conf.Positional],
+    what: Annotated[Literal[("models", "recipes", "weights", *ROOMS)], tyro.conf.Positional],  # type: ignore[valid-type]
     name: Annotated[str | None, tyro.conf.Positional, shown("all", "NAME")] = None,
 ) -> tuple[str, str | None]:
     """List what can be named.
 
     Args:
-        what: models, recipes, or public weights, which 'mae import' fetches by name.
+        what: models, recipes, public weights, which 'mae import' fetches by name, or the kinds of a model's components.
         name: of public weights, to tell their address, checksum and terms.
     """
     return what, name
@@ -41,7 +46,7 @@ def _first_line(documented: object) -> str:
 
 
 def _models() -> list[tuple[str, str]]:
-    from mae.models.zoo import ALIASES, find_model, list_models
+    from mae.models.presets import ALIASES, find_model, list_models
 
     rows = [(name, _first_line(find_model(name))) for name in list_models()]
     return rows + [(alias, f"short for {name}") for alias, name in ALIASES.items()]
@@ -54,7 +59,7 @@ def _recipes() -> list[tuple[str, str]]:
 
 
 def _weights() -> list[tuple[str, str]]:
-    from mae.interop.catalogue import public_weights, terms
+    from mae.interop.imports.catalogue import public_weights, terms
 
     return [
         (name, f"{weights.contents:<20}{weights.parameters / 1e6:>4.0f} M parameters  {terms(weights.licence)}")
@@ -63,8 +68,8 @@ def _weights() -> list[tuple[str, str]]:
 
 
 def _known_of(name: str) -> list[tuple[str, str]]:
-    from mae.interop.catalogue import MODELS, find_public, terms
-    from mae.interop.public import words_for_file
+    from mae.interop.imports.catalogue import MODELS, find_public, terms
+    from mae.interop.imports.public import import_options
 
     weights = find_public(name)
     if weights is None:
@@ -73,10 +78,13 @@ def _known_of(name: str) -> list[tuple[str, str]]:
     return [
         ("contents", f"{weights.contents} of {MODELS[weights.size]}"),
         ("parameters", f"{weights.parameters:,}"),
-        ("licence", f"{terms(weights.licence)}, by {weights.licence_told}"),
+        ("licence", f"{terms(weights.licence)}, by {weights.licence_source}"),
         ("address", weights.url),
-        ("bytes", "not told" if weights.num_bytes is None else f"{weights.num_bytes:,}"),
-        ("checksum", f"{weights.checksum}, by {weights.checksum_told}" if weights.checksum_told else weights.checksum),
+        ("bytes", "unknown" if weights.num_bytes is None else f"{weights.num_bytes:,}"),
+        (
+            "checksum",
+            f"{weights.checksum}, by {weights.checksum_source}" if weights.checksum_source else weights.checksum,
+        ),
         ("import it", f"mae import {name} {out}"),
-        ("as a file", shlex.join(["mae", "import", "FILE", *out.split(), *words_for_file(weights)])),
+        ("as a file", shlex.join(["mae", "import", "FILE", *out.split(), *import_options(weights)])),
     ]

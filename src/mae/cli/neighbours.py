@@ -41,10 +41,10 @@ def neighbours(
     """
     from rich.console import Console
 
-    from mae.evaluation import embedding
-    from mae.report.canvas import visible
+    from mae.evaluation.pictures import nearest
+    from mae.text import visible
 
-    drawn = embedding.neighbours(
+    drawn = nearest.neighbours(
         model,
         source,
         out=out,

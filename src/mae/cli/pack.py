@@ -14,22 +14,23 @@ from mae.options import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mae.data.pack_forms import PackForm
-    from mae.data.packing import PackResult
+    from mae.data.packs.encodings import PackForm
+    from mae.data.packs.writer import PackResult
 
 _SHOWN = 20
 _UNREAD = {
-    "alpha": "some files call their last band alpha: it is composited over white. To keep it as a channel name all "
-    "channels in a channels.txt beside the images; with --keep the files stay as they are, and --in-chans decides "
+    "alpha": "some files label their last band alpha, which is composited over white. To keep it as a channel, name "
+    "all channels in a channels.txt beside the images; with --keep the files are unchanged, and --in-chans decides "
     "later",
-    "pages": "some files are TIFFs of several pages, of which the first alone is read. Bands go into one page "
-    "(tifffile: photometric='minisblack', planarconfig='separate' or 'contig'), images of a stack into a file each",
+    "pages": "some files are TIFFs with several pages, of which only the first is read. Put bands into one page "
+    "(tifffile: photometric='minisblack', planarconfig='separate' or 'contig') and each image of a stack into its own "
+    "file",
 }
 _VERIFY = "verify"
 
 
 def run(args: list[str]) -> int:
-    """Pack, or compare a pack with what it says of itself."""
+    """Pack, or verify a pack."""
     if args[:1] == [_VERIFY]:
         return tyro.cli(verify, args=args[1:], prog=f"mae pack {_VERIFY}")
     return tyro.cli(pack, args=args, prog="mae pack")
@@ -47,27 +48,27 @@ def pack(
     max_unreadable: float = 0.001,
     data_root: Path = Path("data"),
 ) -> int:
-    """Write images into a few large files, smaller and faster to read; the same command goes on where it was cut.
+    """Write images into a few large files, smaller and faster to read. Resumes when you rerun the same command.
 
-    'mae pack verify DEST' compares every byte of a pack with its checksums.
+    'mae pack verify DEST' verifies every byte of a pack.
 
     Args:
-        source: a folder, a list file, a .zip, a pack or the name of a known set; its test part is packed too.
+        source: a folder, a list file, a .zip, a pack or the name of a known set; its test split is packed too.
         dest: a new folder.
-        short_side: JPEG whose shorter side has at most so many pixels.
-        quality: of these JPEGs.
-        keep: the files as they are.
-        raw: decoded pixels, the shorter side at most so many: the fastest and largest.
+        short_side: JPEG whose shorter side has at most this many pixels.
+        quality: JPEG quality.
+        keep: keep the original files.
+        raw: decoded pixels, the shorter side at most this many: fastest and largest.
         per_shard: images a file.
-        workers: processes that pack.
-        max_unreadable: share of the images, 0 to 1, that may be broken; they are left out and listed in report.json.
-        data_root: where sets known by name are kept.
+        workers: number of processes.
+        max_unreadable: fraction of the images, 0 to 1, that may be broken; they are left out and listed in report.json.
+        data_root: where known data sets are.
     """
     form = _form(short_side, quality, keep, raw)
 
     from rich.console import Console
 
-    from mae.data import packing
+    from mae.data.packs import writer as packing
 
     console = Console()
     try:
@@ -84,42 +85,42 @@ def pack(
             )
     except KeyboardInterrupt as stop:
         by = stop.by if isinstance(stop, Stopped) else signal.SIGINT
-        raise Stopped("stopped; the same command goes on with the shards that are not done", by=by) from stop
+        raise Stopped("stopped; rerun the same command to resume", by=by) from stop
     _tell(console, result)
     return 0
 
 
 def verify(dest: Annotated[str, tyro.conf.Positional]) -> int:
-    """Compare every byte of a pack with its index and checksums, and tell each fault in a line.
+    """Verify every byte of a pack against its index and checksums; prints one line per fault.
 
     Args:
         dest: the pack.
     """
     from rich.console import Console
 
-    from mae.data.pack_verify import verify_pack
-    from mae.data.sources import stored
+    from mae.data.packs.verify import verify_pack
+    from mae.data.sources.open import stored
 
     console, storage, faults = Console(), stored(dest), 0
     for fault in verify_pack(storage):
         faults += 1
         _print(console, fault)
     place = storage.place
-    _print(console, f"{place}: {faults:,} fault{'s' * (faults != 1)}" if faults else f"{place} is whole")
+    _print(console, f"{place}: {faults:,} fault{'s' * (faults != 1)}" if faults else f"{place} is intact")
     return 1 if faults else 0
 
 
 def _form(short_side: int | None, quality: int | None, keep: bool, raw: int | None) -> "PackForm":
-    """The one form that is asked for.
+    """The encoding given by the options.
 
     Raises:
-        UsageError: several.
+        UsageError: several encodings.
     """
     jpeg = short_side is not None or quality is not None
     if jpeg + keep + (raw is not None) > 1:
-        raise UsageError("--short-side with --quality, --keep and --raw exclude one another; give one of them")
+        raise UsageError("--short-side with --quality, --keep and --raw exclude one another; give one of the three")
 
-    from mae.data.pack_forms import Kept, Raw, ShortSide
+    from mae.data.packs.encodings import Kept, Raw, ShortSide
 
     if keep:
         return Kept()
@@ -131,7 +132,7 @@ def _form(short_side: int | None, quality: int | None, keep: bool, raw: int | No
 
 @contextmanager
 def _bar(console: "Console") -> "Iterator[Callable[[int, int], None]]":
-    """A bar that begins with the first images: its thread must not be there yet when processes are forked."""
+    """A bar that starts with the first images: its thread must not exist yet when processes are forked."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -160,6 +161,6 @@ def _tell(console: "Console", result: "PackResult") -> None:
 
 
 def _print(console: "Console", text: str) -> None:
-    from mae.report.canvas import visible
+    from mae.text import visible
 
     console.print(visible(text), soft_wrap=True, highlight=False, markup=False)

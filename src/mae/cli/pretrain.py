@@ -1,16 +1,15 @@
 """`mae pretrain SOURCE`."""
 
 import shlex
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import tyro
 
 from mae.cli import code_of_signal
-from mae.config import PretrainConfig
+from mae.cli.run_options import RunFlags
+from mae.config import RunConfig
 from mae.credentials import is_partial
 from mae.options import shown
-from mae.recipes import recipe_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +23,7 @@ def run(args: list[str]) -> int:
     if gpus is not None:
         from mae.cli.launch import launch
 
-        return launch(gpus, device=config.device, command=["pretrain", *args])
+        return launch(gpus, device=config.machine.device, command=["pretrain", *args])
 
     from rich.console import Console
 
@@ -40,7 +39,7 @@ def stopped(console: "Console", result: "PretrainResult") -> int:
     from mae.training.run_folder import RunFolder
 
     how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
-    source = PretrainConfig.read(RunFolder(result.folder).config).source
+    source = RunConfig.read(RunFolder(result.folder).config).source
     if is_partial(source):
         how += f", and the whole URL of {source}, of which no run keeps user, password and query"
     if result.is_main:
@@ -48,43 +47,23 @@ def stopped(console: "Console", result: "PretrainResult") -> int:
     return code_of_signal(result.stopped_by)
 
 
-def parse(args: list[str]) -> tuple[PretrainConfig, set[str], bool, int | None]:
+def parse(args: list[str]) -> tuple[RunConfig, set[str], bool, int | None]:
     """The configuration, the names of the options that were given, whether to resume, and processes to start."""
-    given = given_options(args)
-    default = recipe_config(named_recipe(args)).make_room(given)
+    flags = RunFlags(args)
 
     def pretrain(
-        config: Annotated[PretrainConfig, tyro.conf.arg(name="")] = default,
+        run: Annotated[flags.type, tyro.conf.arg(name="")],  # type: ignore[name-defined]
         resume: bool = False,
-        gpus: Annotated[int | None, shown("one", "N")] = None,
-    ) -> tuple[PretrainConfig, bool, int | None]:
+        gpus: Annotated[Optional[int], shown("one", "N")] = None,  # noqa: UP045 - of `X | None` tyro imports a package
+    ) -> tuple[object, bool, int | None]:
         """Pre-train a masked autoencoder on images.
 
         Args:
-            config: the run.
-            resume: go on with the run in --out; with a source, begin it where there is none yet.
+            run: the run.
+            resume: resume the run in --out; with a source, begin it where there is none yet.
             gpus: train on so many GPUs of this machine, a process each; with --device cpu so many processes.
         """
-        return config, resume, gpus
+        return run, resume, gpus
 
-    config, resume, gpus = tyro.cli(pretrain, args=args, prog="mae pretrain")
-    if config.source and config.source != default.source:
-        given.add("source")
-    return config, given, resume, gpus
-
-
-def named_recipe(args: list[str]) -> str:
-    """The recipe is read first: the defaults of everything else come from it."""
-    for position, arg in enumerate(args):
-        if arg == "--recipe" and position + 1 < len(args):
-            return args[position + 1]
-        if arg.startswith("--recipe="):
-            return arg.removeprefix("--recipe=")
-    return "default"
-
-
-def given_options(args: list[str]) -> set[str]:
-    """Names of the configuration's fields that stand on the command line."""
-    names = {arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
-    known = {field.name for field in fields(PretrainConfig)}
-    return {name for name in names | {name.removeprefix("no_") for name in names} if name in known}
+    run, resume, gpus = tyro.cli(pretrain, args=args, prog="mae pretrain")
+    return flags.config(run), flags.given, resume, gpus

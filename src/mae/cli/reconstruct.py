@@ -26,16 +26,17 @@ def reconstruct(
     seed: int = 0,
     device: Device = "auto",
 ) -> int:
-    """Draw what a model makes of the hidden patches of images, a row an image.
+    """Draw what a model makes of the masked patches of images, a row an image.
 
     Args:
         model: a run folder, one of its checkpoints or a .safetensors file; with --animation a run folder.
         images: image files; they are resized and cropped to the model's size as evaluation does.
         out: the PNG, or the GIF.
-        mask_ratio: share of patches hidden; of several, a row each.
-        mask: a black and white picture of what to hide, white = hidden, in the size of the images.
+        mask_ratio: share of patches masked; of several, a row each.
+        mask: a black and white picture of what to mask, white = masked, in the size of the images.
         inpaint: fill the mask as a hole: what stands under it is not used, and the filled picture is written too.
-        animation: a GIF with a frame for each checkpoint that the run kept, see --keep-every of 'mae pretrain'.
+        animation: a GIF with a frame for each checkpoint that the run kept, see --checkpoint-keep-every of 'mae
+            pretrain'.
         seed: decides the masks.
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
     """
@@ -44,9 +45,9 @@ def reconstruct(
 
     from rich.console import Console
 
-    from mae.evaluation import pictures
-    from mae.evaluation.extractors import show_loaded
-    from mae.report.canvas import visible
+    from mae.evaluation.extractors.extractor import show_loaded
+    from mae.evaluation.pictures import reconstruct as pictures
+    from mae.text import visible
 
     if animation:
         ratio = mask_ratio[0] if mask_ratio else None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from mae.config import Device, PretrainConfig
+from mae.config import Device, RunConfig
 
 _MOST_NAMED = 5
 
@@ -25,9 +25,9 @@ def replay_step(path: Annotated[Path, tyro.conf.Positional], device: Device = "a
     """
     from rich.console import Console
 
-    from mae.pretraining.replay import replay
-    from mae.pretraining.settle import images_per_step
-    from mae.report.console import show_table
+    from mae.pretraining.resolve import images_per_step
+    from mae.pretraining.watch.replay_step import replay
+    from mae.report.terminal.console import show_table
     from mae.training.run_folder import RunFolder
 
     found = replay(path, device=device)
@@ -35,7 +35,7 @@ def replay_step(path: Annotated[Path, tyro.conf.Positional], device: Device = "a
     if found.reproduced:
         run = next(run for run in (RunFolder(path), RunFolder(path.absolute().parent.parent)) if run.holds_run)
         rows += [
-            ("images", _in_words(found.broken_images, of=images_per_step(PretrainConfig.read(run.config)))),
+            ("images", _in_words(found.broken_images, of=images_per_step(RunConfig.read(run.config)))),
             ("breaks first at", found.broken_at or "nowhere in the model; in the loss or the gradient"),
             ("gradients", f"{len(found.broken_gradients)} of the parameters have one that is not finite"),
         ]

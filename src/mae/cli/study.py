@@ -1,121 +1,125 @@
 """`mae study NAME SOURCE`."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from mae.cli import INTERRUPTED
-from mae.cli.pretrain import given_options, named_recipe
-from mae.config import Device, PretrainConfig
+from mae.cli.run_options import RunFlags
+from mae.config import Device
+from mae.experiments.core.plan import StudyRequest
+from mae.experiments.studies import STUDIES, find_study
 from mae.options import shown
-from mae.recipes import recipe_config
-from mae.records import check_known
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mae.experiments.run import StudyOutcome
 
-# What stands here is shown without loading PyTorch; each study's own help loads its file.
-_STUDIES = {
-    "compare": "the plain run against the improved one, each part of it alone, or any recipes",
-    "mask_ratio": "how much of an image should be hidden?",
-    "decoder": "attention among all patches, or to visible ones alone?",
-    "decoder_depth": "how deep should the decoder be?",
-    "levers": "which changes of a run make a better encoder, each alone",
-    "quality": "which recipe makes a good encoder soonest?",
-    "target": "predict pixels, or patches standardised one by one?",
-    "features": "models that are trained already beside each other, by k-NN and probe",
-}
+_FOLDER = shown("one under runs/ named after study and source", "DIR")
 
 
 def run(args: list[str]) -> int:
-    """Carry a study out and say where its report is."""
+    """Run a study and print where its report is."""
     if not args or args[0] in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0
     name, rest = args[0], args[1:]
-    check_known([name], list(_STUDIES), what="study")
-    if name == "features":
-        return tyro.cli(_features, args=rest, prog="mae study features")
-    return _training(name, rest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shared(PretrainConfig):
-    """What all runs of a study are told."""
-
-    out: Annotated[Path | None, shown("one under runs/ named after study and source", "DIR")] = None
-    """The study's folder; a study that was begun there goes on."""
+    kind = find_study(name)
+    if not kind.trains:
+        return _compare_models(name, kind, rest)
+    if {"-h", "--help"} & set(rest):
+        return _help_of(name, kind)
+    return _train(name, kind, rest)
 
 
 def _help() -> str:
-    lines = "".join(f"  {name:<14} {what}\n" for name, what in _STUDIES.items())
+    lines = "".join(f"  {name:<14} {entry.summary}\n" for name, entry in STUDIES.items())
     return (
-        "usage: mae study NAME SOURCE ...\n\nTrain in several ways, all else being equal, and tell which is better.\n"
-        "Asked for again in the same words, a study goes on where it was.\n\n"
-        f"studies:\n{lines}\n'mae study NAME --help' tells more of each.\n"
+        "usage: mae study NAME SOURCE ...\n\nTrain in several ways, all else being equal, and report which is better.\n"
+        "Resumes when you rerun the same command.\n\n"
+        f"studies:\n{lines}\n'mae study NAME --help' shows the options of each.\n"
     )
 
 
-def _training(name: str, args: list[str]) -> int:
+def _help_of(name: str, kind: type[Any]) -> int:
+    """Print the options that the study adds to those of `mae pretrain`."""
+
+    def study(
+        source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+        options: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
+        request: Annotated[StudyRequest, tyro.conf.arg(name="")],
+        out: Annotated[Path | None, _FOLDER] = None,
+    ) -> None:
+        """Show help.
+
+        Args:
+            source: images to train on, as for `mae pretrain`.
+            options: of the study.
+            request: of every study.
+            out: the study's folder; a study that began there resumes.
+        """
+
+    about = f"{name}: {STUDIES[name].summary}. Every option of 'mae pretrain' may be given too and holds for all runs."
+    tyro.cli(study, args=["--help"], prog=f"mae study {name}", description=about)
+    return 0
+
+
+def _train(name: str, kind: type[Any], args: list[str]) -> int:
     from rich.console import Console
 
-    from mae.experiments.run import Request, find_study, run_study
+    from mae.experiments.run import run_study
 
-    kind, given = find_study(name), given_options(args)
-    default = _Shared(**vars(recipe_config(named_recipe(args)).make_room(given)))
+    flags = RunFlags(args)
 
     def study(
         options: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
-        request: Annotated[Request, tyro.conf.arg(name="")],
-        config: Annotated[_Shared, tyro.conf.arg(name="")] = default,
-    ) -> tuple[object, Request, PretrainConfig]:
-        return options, request, PretrainConfig(**vars(config))
+        request: Annotated[StudyRequest, tyro.conf.arg(name="")],
+        run: Annotated[flags.type, tyro.conf.arg(name="")],  # type: ignore[name-defined]
+    ) -> tuple[object, StudyRequest, object]:
+        return options, request, run
 
-    options, request, config = tyro.cli(
-        study,
-        args=args,
-        prog=f"mae study {name}",
-        description=f"{name}: {_STUDIES[name]}. Options of the runs hold for every arm.",
-    )
-    console = Console()
-    return _end(run_study(options, request, config, given=frozenset(given), console=console), console)
+    options, request, run = tyro.cli(study, args=args, prog=f"mae study {name}")
+    console, config = Console(), flags.config(run)
+    return _finish(run_study(options, request, config, given=frozenset(flags.given), console=console), console)
 
 
-def _features(
-    models: Annotated[tuple[str, ...], tyro.conf.Positional],
-    data: str,
-    out: Annotated[Path | None, shown("one under runs/ named after the data", "DIR")] = None,
-    data_root: Path = Path("data"),
-    device: Device = "auto",
-) -> int:
-    """Set trained models beside each other, random weights and raw pixels with them.
+def _compare_models(name: str, kind: type[Any], args: list[str]) -> int:
+    def study(
+        options: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
+        data: Annotated[str, tyro.conf.arg(metavar="LABELLED")],
+        out: Annotated[Path | None, shown("one under runs/ named after the data", "DIR")] = None,
+        data_root: Path = Path("data"),
+        device: Device = "auto",
+    ) -> dict[str, Any]:
+        """Compare trained models.
 
-    Args:
-        models: run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH; the first is the reference.
-        data: labelled images to judge on.
-        out: the study's folder.
-        data_root: where sets known by name are kept.
-        device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
-    """
+        Args:
+            options: of the study.
+            data: labelled images for the evaluations.
+            out: the study's folder; a study that began there resumes.
+            data_root: where data sets known by name are kept.
+            device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
+        """
+        return {"options": options, "data": data, "out": out, "data_root": data_root, "device": device}
+
+    given = tyro.cli(study, args=args, prog=f"mae study {name}", description=f"{name}: {STUDIES[name].summary}.")
+
     from rich.console import Console
 
-    from mae.experiments.features import Features
-    from mae.experiments.run import run_features
+    from mae.experiments.run import compare_models
 
-    console, chosen = Console(), Features(models=models)
-    return _end(run_features(chosen, data=data, data_root=data_root, out=out, device=device, console=console), console)
+    console = Console()
+    return _finish(compare_models(**given, console=console), console)
 
 
-def _end(outcome: "StudyOutcome", console: "Console") -> int:
+def _finish(outcome: "StudyOutcome", console: "Console") -> int:
     if outcome.report is not None:
-        console.print(f"Look at {outcome.report}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Report: {outcome.report}", soft_wrap=True, highlight=False, markup=False)
     if outcome.finished:
         return 0
-    how = "Stopped and saved. Ask for the study again in the same words to go on."
+    how = "Stopped and saved. Resumes when you rerun the same command."
     console.print(how, soft_wrap=True, highlight=False, markup=False)
     return INTERRUPTED

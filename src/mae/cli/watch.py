@@ -5,30 +5,31 @@ from typing import Annotated
 
 import tyro
 
+from mae.options import shown
+
 
 def run(args: list[str]) -> int:
-    """Show the state of a run until it is over."""
+    """Show the state of a run until it finishes."""
     return tyro.cli(watch, args=args, prog="mae watch")
 
 
 def watch(
-    run: Annotated[Path, tyro.conf.Positional],
-    page: Path | None = None,
-    every: int = 10,
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    page: Annotated[Path | None, shown("none", "FILE")] = None,
+    every: Annotated[int, tyro.conf.arg(metavar="SECONDS")] = 10,
     once: bool = False,
 ) -> int:
-    """Show the state of a run, live or over, until it is finished or Ctrl-C is pressed; nothing in its folder changes.
+    """Show the state of a run until it finishes or Ctrl-C is pressed; its folder is only read.
 
     Args:
         run: the run's folder.
-        page: an HTML file to write as well, with curves and pictures; it needs no other file and shows the newest
-            state by itself.
-        every: seconds between two versions of the page.
-        once: show the state once; so it is anyway where the output is no terminal and there is no page.
+        page: also write a self-contained HTML page with curves and pictures, which reloads by itself.
+        every: seconds between updates of the page.
+        once: show the state once and exit; the default if the output is not a terminal and there is no page.
     """
     from rich.console import Console
 
-    from mae.pretraining import watch as watching
+    from mae.pretraining.watch import status as watching
 
     watching.watch(run, page=page, every=every, once=once, console=Console())
     return 0

@@ -1,1 +1,1 @@
-"""Studies made of runs: the same model trained in several arms, over several seeds, judged by the same protocols."""
+"""Studies: the same model trained in several variants, over several seeds, evaluated by the same protocols."""

@@ -1,7 +1,6 @@
-"""An encoder for images of another size, or of other channels than it was trained on."""
+"""Adapt an encoder to images of another size, or with other channels."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mae.models.config import ModelConfig
+from mae.core.method import MethodConfig
+from mae.core.types import Grid
+from mae.models.file import build, classes_of, kind_of
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import build, classes_of, kind_of
 from mae.randomness import drawing_from
-from mae.types import Grid
 
 Stem = Literal["mean", "repeat"]
 
@@ -22,25 +21,25 @@ _KERNEL = "encoder.patch_embed.proj.weight"
 
 
 def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[PretrainedEncoder, str]:
-    """The same weights for images of another size, and what became of the positions, in words.
+    """The same weights for images of another size, and a note on the position embedding.
 
-    Sine-cosine positions are computed for the new grid. Learned ones are resampled in two dimensions, bicubic with
-    antialiasing, as timm does.
+    A sine-cosine embedding is computed for the new grid. A learned one is resampled in two dimensions, bicubic with
+    antialiasing, as in timm.
 
     Raises:
-        UsageError: a size that is no multiple of the patch.
+        UsageError: a size that is not a multiple of the patch.
     """
     old = _config_of(model)
-    new = replace(old, img_size=img_size)
+    new = old.override({"img_size": img_size})
     weights = {
-        name: resample(tensor, old.grid, new.grid) if name.endswith("pos_embed.table") else tensor
+        name: resample(tensor, old.layout.grid, new.layout.grid) if name.endswith("pos_embed.table") else tensor
         for name, tensor in model.state_dict().items()
     }
-    how = "computed for" if old.pos_embed == "sincos2d" else "resampled (bicubic) to"
-    return _built(model, new, weights), f"positions {how} a grid of {new.grid[0]}x{new.grid[1]}"
+    how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
+    return _built(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
 
 
-def rechannelled(
+def with_channels(
     model: PretrainedEncoder,
     in_chans: int,
     stem: Stem,
@@ -48,53 +47,55 @@ def rechannelled(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
 ) -> tuple[PretrainedEncoder, str]:
-    """The encoder for images of other channels, and what became of the old ones' weights, in words.
+    """The encoder for images with other channels, and a note on the patch embedding.
 
-    With `mean` each new channel has the mean of the old ones' weights, with `repeat` the old ones' in turn; both times
-    old over new channels, so that with `mean` an image whose channels are equal makes the same tokens. The decoder
-    predicts the old channels and is left behind, as are their names and statistics.
+    With `mean` each new channel gets the mean of the old channels' weights, with `repeat` the old ones in turn; both
+    scaled by old / new channels, so that with `mean` an image whose channels are equal gives the same tokens. The
+    decoder predicts the old channels and is dropped, as are their names and statistics.
 
     Args:
         model: a model with its configuration.
         in_chans: the new number of channels.
         stem: the rule.
-        mean: of the new channels; None: not known.
+        mean: of the new channels; None: unknown.
         std: likewise.
 
     Raises:
-        UsageError: numbers that no model can have.
+        UsageError: values that no model can have.
     """
     old = _config_of(model)
-    new = replace(old, in_chans=in_chans, mean=mean, std=std, channels=None, pixel_dtype=None)
+    new = old.override({"in_chans": in_chans, "mean": mean, "std": std, "channels": None, "pixel_dtype": None})
     kept = PretrainedEncoder(encoder=model.encoder, config=old) if isinstance(model, MaskedAutoencoder) else model
     weights = kept.state_dict()
-    kernel = weights[_KERNEL].reshape(old.embed_dim, old.in_chans, -1)
+    kernel = weights[_KERNEL].reshape(old.encoder.embed_dim, old.layout.channels, -1)
     if stem == "mean":
         kernel = kernel.mean(dim=1, keepdim=True).expand(-1, in_chans, -1)
     else:
-        kernel = kernel[:, torch.arange(in_chans) % old.in_chans]
-    weights[_KERNEL] = (kernel * (old.in_chans / in_chans)).flatten(1)
-    left = ", the decoder is left behind" if isinstance(model, MaskedAutoencoder) else ""
-    return _built(kept, new, weights), f"stem by {stem}: {old.in_chans} channels became {in_chans}{left}"
+        kernel = kernel[:, torch.arange(in_chans) % old.layout.channels]
+    weights[_KERNEL] = (kernel * (old.layout.channels / in_chans)).flatten(1)
+    dropped = ", decoder dropped" if isinstance(model, MaskedAutoencoder) else ""
+    return _built(
+        kept, new, weights
+    ), f"patch embedding adapted from {old.layout.channels} to {in_chans} channels ({stem}){dropped}"
 
 
 def resample(table: Float[Tensor, "N D"], old: Grid, new: Grid) -> Float[Tensor, "M D"]:
-    """A learned table on another grid."""
+    """Resample a learned table to another grid."""
     if old == new:
         return table
     grid = table.T.reshape(1, -1, *old)
     return interpolate(grid, size=new, mode="bicubic", antialias=True)[0].flatten(1).T.contiguous()
 
 
-def _config_of(model: PretrainedEncoder) -> ModelConfig:
+def _config_of(model: PretrainedEncoder) -> MethodConfig:
     if model.config is None:
-        raise ValueError("this model was put together by hand and has no configuration to change; use build_model")
+        raise ValueError("this model was built without a configuration to change; use build_model")
     return model.config
 
 
-def _built(like: PretrainedEncoder, config: ModelConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
+def _built(like: PretrainedEncoder, config: MethodConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
     """A model of the same kind."""
-    with drawing_from(0):  # all of it is written over; the caller's numbers stay
+    with drawing_from(0):  # overwritten below; leaves the caller's random state alone
         model = build(kind_of(like), config, classes_of(like))
     model.load_state_dict(weights)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Multi-head attention: of tokens among themselves, and of tokens to others."""
+"""Multi-head self-attention and cross-attention."""
 
 import torch
 from jaxtyping import Float
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Every token looks at every token."""
+        """Every token attends to every token."""
         batch, length, dim = x.shape
         query, key, value = (  # each [B, heads, L, D / heads]
             part.reshape(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of tokens to a memory of others, with one fused projection for keys and values.
+    """Cross-attention of tokens to a memory, with one fused projection for keys and values.
 
     Args:
         dim: width of a token, a multiple of `num_heads`.
@@ -57,7 +57,7 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B M K"], memory: Float[Tensor, "B L D"]) -> Float[Tensor, "B M K"]:
-        """Every token looks at every token of the memory, and at no other."""
+        """Every token attends to every token of the memory, and to no other."""
         batch, _, dim = x.shape
         query, key, value = (  # each [B, heads, M or L, K / heads]
             part.reshape(batch, -1, self.num_heads, dim // self.num_heads).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Stochastic depth: residual branches left out at random while training."""
+"""Stochastic depth: residual branches dropped at random while training."""
 
 import torch
 from jaxtyping import Float
@@ -16,21 +16,20 @@ class DropPath(nn.Module):
 
     Args:
         rate: probability, at least 0 and below 1.
-
-    Attributes:
-        rank, world: this process's number and how many there are, where each has a part of a batch. Each draws for the
-            whole batch: where their generators agree, they leave out what one process would.
+        rank: number of this process, where each of several has an equal share of a batch.
+        world: how many processes there are. Each draws for the whole batch: where their generators agree, they drop
+            what one process would.
 
     Raises:
         UsageError: a rate out of range.
     """
 
-    def __init__(self, *, rate: float) -> None:
+    def __init__(self, *, rate: float, rank: int = 0, world: int = 1) -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise UsageError(f"drop path rate is {rate}; expected a probability from 0 up to, not including, 1")
         self.rate = rate
-        self.rank, self.world = 0, 1
+        self.rank, self.world = rank, world
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """The branch, or zeros, sample by sample."""

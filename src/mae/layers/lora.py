@@ -48,7 +48,7 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(module: nn.Module, *, rank: int, alpha: float | None = None) -> None:
-    """Freeze a module and let only low-rank products train, beside `qkv` and `proj` of each of its `Attention`s.
+    """Freeze a module and train only low-rank products, beside `qkv` and `proj` of each of its `Attention`s.
 
     Args:
         module: such as an encoder; changed in place.

@@ -1,11 +1,11 @@
-"""Where a token stands in the grid: fixed sine-cosine tables, or a learned one."""
+"""Position embeddings: fixed sine-cosine tables, or a learned table."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mae.core.types import Grid
 from mae.errors import UsageError
-from mae.types import Grid
 
 
 def sincos_1d(positions: Tensor, dim: int) -> Float[Tensor, "L dim"]:
@@ -54,7 +54,7 @@ class SinCosPosEmbed(nn.Module):
 
 
 class LearnedPosEmbed(nn.Module):
-    """A trained table for one grid, started from a normal distribution with deviation 0.02.
+    """A trained table for one grid, initialised from a normal distribution with std 0.02.
 
     Args:
         grid: the only grid it knows.

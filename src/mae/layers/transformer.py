@@ -1,5 +1,7 @@
 """The pre-norm transformer block of the Vision Transformer, and the initialisation MAE gives it."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -37,16 +39,25 @@ class Block(nn.Module):
         dim: width of a token.
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLP over `dim`.
-        drop_path: probability that a sample skips attention or MLP while training, each drawn by itself.
+        drop_path: stochastic depth for attention and MLP, each drawn separately; None: none.
+        eps: added to the variance in the layer norms.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_path: DropPath | None = None,
+        eps: float = LAYER_NORM_EPS,
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = Attention(dim=dim, num_heads=num_heads)
-        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
-        self.drop_path = DropPath(rate=drop_path)
+        self.drop_path = drop_path or DropPath(rate=0.0)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Tokens in, tokens out."""
@@ -62,14 +73,17 @@ class CrossBlock(nn.Module):
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLP over `dim`.
         memory_dim: width of a token of the memory.
+        eps: added to the variance in the layer norms.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, mlp_ratio: float, memory_dim: int) -> None:
+    def __init__(
+        self, *, dim: int, num_heads: int, mlp_ratio: float, memory_dim: int, eps: float = LAYER_NORM_EPS
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
-        self.norm_memory = nn.LayerNorm(memory_dim, eps=LAYER_NORM_EPS)
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.norm_memory = nn.LayerNorm(memory_dim, eps=eps)
         self.attn = CrossAttention(dim=dim, num_heads=num_heads, memory_dim=memory_dim)
-        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
 
     def forward(self, x: Float[Tensor, "B M K"], memory: Float[Tensor, "B L D"]) -> Float[Tensor, "B M K"]:
@@ -81,12 +95,15 @@ class CrossBlock(nn.Module):
 class Blocks(nn.Sequential):
     """Blocks, one after the other.
 
-    Attributes:
-        recompute: whether a block is computed again in the backward pass instead of keeping what it computed on the
-            way: memory for one block instead of all, and about a third more arithmetic (Chen et al. 2016).
+    Args:
+        blocks: modules in order, or one ordered dictionary of them.
+        activation_checkpointing: whether a block is computed again in the backward pass instead of keeping its
+            activations: memory for one block instead of all, and about a third more arithmetic (Chen et al. 2016).
     """
 
-    recompute = False
+    def __init__(self, *blocks: Any, activation_checkpointing: bool = False) -> None:
+        super().__init__(*blocks)
+        self.activation_checkpointing = activation_checkpointing
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Tokens in, tokens out."""
@@ -95,15 +112,50 @@ class Blocks(nn.Sequential):
         return x
 
     def through(self, block: nn.Module, *inputs: Tensor) -> Tensor:
-        """What one of the blocks makes of its inputs, kept or to be computed again."""
-        again = self.recompute and torch.is_grad_enabled()
-        return checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
+        """The output of one of the blocks, with activation checkpointing where that is on."""
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        return checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
 
 
-def make_blocks(*, dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path: float = 0.0) -> Blocks:
-    """`depth` blocks, one after the other; their drop path rises in a straight line from 0 to `drop_path`."""
+def make_blocks(
+    *,
+    dim: int,
+    depth: int,
+    num_heads: int,
+    mlp_ratio: float,
+    drop_path: float = 0.0,
+    rank: int = 0,
+    world: int = 1,
+    eps: float = LAYER_NORM_EPS,
+    activation_checkpointing: bool = False,
+) -> Blocks:
+    """Blocks of one kind, one after the other.
+
+    Args:
+        dim: width of a token.
+        depth: how many.
+        num_heads: attention heads.
+        mlp_ratio: hidden width of the MLP over `dim`.
+        drop_path: rate of the last block; it rises linearly from 0.
+        rank: see `DropPath`.
+        world: see `DropPath`.
+        eps: added to the variance in the layer norms.
+        activation_checkpointing: see `Blocks`.
+    """
     rates = (drop_path * number / max(depth - 1, 1) for number in range(depth))
-    return Blocks(*(Block(dim=dim, num_heads=num_heads, mlp_ratio=mlp_ratio, drop_path=rate) for rate in rates))
+    return Blocks(
+        *(
+            Block(
+                dim=dim,
+                num_heads=num_heads,
+                mlp_ratio=mlp_ratio,
+                drop_path=DropPath(rate=rate, rank=rank, world=world),
+                eps=eps,
+            )
+            for rate in rates
+        ),
+        activation_checkpointing=activation_checkpointing,
+    )
 
 
 def init_linears(module: nn.Module) -> None:
@@ -116,10 +168,3 @@ def init_linears(module: nn.Module) -> None:
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
-
-
-def set_norm_eps(module: nn.Module, eps: float) -> None:
-    """Let every layer norm of a module add `eps` to the variance; without this call it is 1e-6."""
-    for layer in module.modules():
-        if isinstance(layer, nn.LayerNorm):
-            layer.eps = eps

@@ -1,1 +1,7 @@
-"""Terms of the objective: one a file."""
+"""The distance of prediction and target."""
+
+KINDS = {
+    "mse": "reconstruction.MeanSquaredError",
+    "l1": "reconstruction.MeanAbsoluteError",
+    "smooth_l1": "reconstruction.SmoothL1",
+}

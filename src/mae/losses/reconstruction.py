@@ -1,15 +1,16 @@
 """How far the prediction is from the target."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from mae.errors import UsageError
+from mae.core.component import Positive
+from mae.core.contracts import Loss
 
 
 def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None) -> Float[Tensor, ""]:
@@ -26,8 +27,10 @@ def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] |
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanSquaredError:
+class MeanSquaredError(Loss):
     """Mean over a patch's values, then over the predicted patches of the whole batch (He et al. 2021, section 3)."""
+
+    kind: ClassVar[str] = "mse"
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
@@ -43,8 +46,10 @@ class MeanSquaredError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanAbsoluteError:
+class MeanAbsoluteError(Loss):
     """The mean of |prediction - target|, taken as `MeanSquaredError` takes its own (SimMIM: Xie et al. 2021, 3.4)."""
+
+    kind: ClassVar[str] = "l1"
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
@@ -54,26 +59,16 @@ class MeanAbsoluteError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothL1:
+class SmoothL1(Loss):
     """Squared where the error is small, absolute where it is large (Girshick 2015, section 2.3).
 
     With the error e: `e^2 / (2 beta)` where |e| < beta, `|e| - beta / 2` elsewhere.
-
-    Attributes:
-        beta: where the one goes over into the other, in units of the target, above 0.
-
-    Raises:
-        UsageError: a beta out of range.
     """
 
-    beta: float = 1.0
+    kind: ClassVar[str] = "smooth_l1"
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise UsageError(
-                f"beta of the smooth L1 loss is {self.beta}; expected a finite number above 0 "
-                "(the mean absolute error is its limit at 0)"
-            )
+    beta: Positive = 1.0
+    """Where the one goes over into the other, in units of the target; its limit at 0 is `l1`."""
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None

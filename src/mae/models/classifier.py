@@ -1,21 +1,21 @@
 """An encoder with a head that names classes, for fine-tuning, and what of it trains."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
-from mae.layers.transformer import LAYER_NORM_EPS, set_norm_eps
-from mae.models.config import ModelConfig
-from mae.models.encoder import MAEEncoder
+from mae.layers.transformer import LAYER_NORM_EPS
+from mae.models.presets import build_encoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.zoo import build_encoder
 
 _HEAD_STD = 2e-5
 _SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "norm_eps", "cls_token")
@@ -46,7 +46,8 @@ class ImageClassifier(PretrainedEncoder):
         num_classes: classes to tell apart, at least 2.
         label_smoothing: share of each target spread evenly over all classes, from 0 to 1.
         class_names: of all of them, in the order of the logits; empty: not known.
-        config: what the encoder was built from; None for one put together by hand.
+        config: what the encoder was built from, and what gives the new norm its epsilon; None for one put together by
+            hand.
 
     Raises:
         UsageError: fewer than two classes, or as many names as there are not.
@@ -58,11 +59,11 @@ class ImageClassifier(PretrainedEncoder):
     def __init__(
         self,
         *,
-        encoder: MAEEncoder,
+        encoder: Any,
         num_classes: int,
         label_smoothing: float,
         class_names: Sequence[str] = (),
-        config: ModelConfig | None = None,
+        config: MethodConfig | None = None,
     ) -> None:
         super().__init__(encoder=encoder, config=config)
         if num_classes < 2:
@@ -73,7 +74,8 @@ class ImageClassifier(PretrainedEncoder):
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
         self.label_smoothing = label_smoothing
-        self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=LAYER_NORM_EPS)
+        eps = LAYER_NORM_EPS if config is None else config.encoder.norm_eps
+        self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=eps)
         self.head = nn.Linear(encoder.embed_dim, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=_HEAD_STD)
         nn.init.zeros_(self.head.bias)
@@ -119,13 +121,15 @@ class ImageClassifier(PretrainedEncoder):
 
 
 def build_classifier(
-    config: ModelConfig,
+    config: MethodConfig,
     *,
     num_classes: int,
     drop_path: float,
     label_smoothing: float,
     pretrained: PretrainedEncoder | None,
     class_names: Sequence[str] = (),
+    rank: int = 0,
+    world: int = 1,
 ) -> ImageClassifier:
     """A classifier whose positions train too, from a pre-trained encoder or from scratch.
 
@@ -135,23 +139,26 @@ def build_classifier(
     Args:
         config: the encoder and the size of the images.
         num_classes: see `ImageClassifier`.
-        drop_path: see `MAEEncoder`; 0 for none.
+        drop_path: see `make_blocks`; 0 for none.
         label_smoothing: see `ImageClassifier`.
         pretrained: whose encoder's weights to copy; None: fresh ones from PyTorch's global generator.
         class_names: see `ImageClassifier`.
+        rank: see `DropPath`.
+        world: see `DropPath`.
 
     Raises:
         UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
     """
-    encoder = build_encoder(config, drop_path=drop_path, pos_embed="learned")
+    # Mask tokens are of pre-training alone, and so is a decoder that wants them.
+    config = config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
+    encoder = build_encoder(config, drop_path=drop_path, rank=rank, world=world)
     classifier = ImageClassifier(
         encoder=encoder,
         num_classes=num_classes,
         label_smoothing=label_smoothing,
         class_names=class_names,
-        config=replace(config, pos_embed="learned"),
+        config=config,
     )
-    set_norm_eps(classifier, config.norm_eps)
     weights = encoder.state_dict()
     if pretrained is None:
         weights["pos_embed.table"] = sincos_2d(encoder.grid, encoder.embed_dim)
@@ -164,12 +171,13 @@ def build_classifier(
     return classifier
 
 
-def _check_same(config: ModelConfig, pretrained: ModelConfig | None) -> None:
+def _check_same(config: MethodConfig, pretrained: MethodConfig | None) -> None:
     """Heads and patches of another shape would load without a word."""
     if pretrained is None:
         raise UsageError("the pre-trained model carries no configuration to compare with; build it with build_model")
+    there, here = pretrained.flat(), config.flat()
     for name in _SAME:
-        found, expected = getattr(pretrained, name), getattr(config, name)
+        found, expected = there[name], here[name]
         if found != expected:
             raise UsageError(f"the pre-trained encoder has {name} {found}, the classifier {expected}; make them equal")
 

@@ -2,13 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mae.encoders.vit import Features
 from mae.errors import UsageError
-from mae.models.config import ModelConfig
-from mae.models.encoder import Features, MAEEncoder
+
+if TYPE_CHECKING:
+    from mae.core.method import MethodConfig
 
 
 class PretrainedEncoder(nn.Module):
@@ -20,9 +23,9 @@ class PretrainedEncoder(nn.Module):
             hand.
     """
 
-    def __init__(self, *, encoder: MAEEncoder, config: ModelConfig | None = None) -> None:
+    def __init__(self, *, encoder: nn.Module, config: "MethodConfig | None" = None) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder: Any = encoder
         self.config = config
 
     def encode(self, images: Float[Tensor, "B C H W"], *, layers: Sequence[int] = (), as_map: bool = False) -> Features:

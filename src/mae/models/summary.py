@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.models.config import ModelConfig
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.zoo import build_model
+from mae.models.presets import build_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class ModelSummary:
         return self.encoder_params + self.decoder_params
 
 
-def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
+def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
     """Parameters and operations of a model, or of the model a configuration describes.
 
     Everything is counted on PyTorch's meta device: no weight is allocated, none is computed, and the model
@@ -59,26 +58,27 @@ def summarise(model: MaskedAutoencoder | ModelConfig) -> ModelSummary:
     Raises:
         UsageError: a model put together by hand, without a configuration; values that do not fit each other.
     """
-    config = model if isinstance(model, ModelConfig) else model.config
+    config = model if isinstance(model, MethodConfig) else model.config
     if config is None:
-        raise UsageError("this model carries no configuration, so its image size is not known; give a ModelConfig")
+        raise UsageError("this model carries no configuration, so its image size is not known; give a MethodConfig")
     with torch.device("meta"):
         twin = build_model(config)
-        images = torch.empty(1, config.in_chans, *config.img_size)
+        layout = config.layout
+        images = torch.empty(1, layout.channels, *layout.size)
         plan = twin.plan(images)
-        predicted = torch.empty(plan.predicted.numel(), config.decoder_embed_dim)
-    encoder, decoder, grid = twin.encoder, twin.decoder, twin.encoder.grid
-    maps = twin.maps(images, plan)
+        predicted = torch.empty(plan.predicted.numel(), decoder_width := twin.decoder.pred.in_features)
+    encoder, decoder = twin.encoder, twin.decoder
+    encoded = twin.encoded(images, plan)
     return ModelSummary(
         encoder_params=_num_trained(encoder),
         decoder_params=_num_trained(decoder),
-        encoder_positions=prod(grid) * config.embed_dim,
-        decoder_positions=prod(grid) * config.decoder_embed_dim,
-        encoder_flops=_flops(lambda: encoder(images, plan.visible)),
-        decoder_flops=_flops(lambda: decoder(maps, plan, grid)),
+        encoder_positions=layout.num_tokens * encoder.embed_dim,
+        decoder_positions=layout.num_tokens * decoder_width if hasattr(decoder, "pos_embed") else 0,
+        encoder_flops=_flops(lambda: encoder(images, plan)),
+        decoder_flops=_flops(lambda: decoder(encoded, plan, layout)),
         head_flops=_flops(lambda: decoder.pred(predicted)),
         # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
-        step_flops=_flops(lambda: decoder(twin.maps(images, plan), plan, grid).sum().backward()),
+        step_flops=_flops(lambda: decoder(twin.encoded(images, plan), plan, layout).sum().backward()),
         encode_flops=_flops(lambda: encoder(images)),
     )
 

@@ -12,31 +12,39 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
-from mae.config import PretrainConfig
-from mae.data.loaders import explained_worker_failure
+from mae.config import RunConfig
+from mae.data.loading.loader import explained_worker_failure
 from mae.errors import UsageError
-from mae.evaluation.yardsticks import Yardsticks
-from mae.interop.catalogue import terms
-from mae.interop.opening import open_model
+from mae.evaluation.common.baselines import TrivialBaselines
+from mae.interop.imports.catalogue import terms
+from mae.interop.imports.open import open_model
+from mae.models.file import load_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.storage import load_model
-from mae.pretraining.doctor import examine, refuse, show_diagnosis
-from mae.pretraining.health import make_health
-from mae.pretraining.monitor import make_monitor, steps_between_looks
-from mae.pretraining.narrate import show_header, show_summary, summarise
-from mae.pretraining.parts import check_disk, check_model, fresh_model, make_trainer, panel_drawer, yardsticks_of
-from mae.pretraining.settle import Prepared, default_place, find_start, in_smaller_parts, prepare, stored_config
+from mae.pretraining.build import baselines_of, check_disk, check_model, fresh_model, make_trainer, panel_drawer
+from mae.pretraining.checks.doctor import examine, refuse, show_diagnosis
+from mae.pretraining.resolve import (
+    RunContext,
+    default_place,
+    find_init_weights,
+    in_smaller_parts,
+    prepare_run,
+    stored_config,
+)
+from mae.pretraining.summary import show_header, show_summary, summarise
+from mae.pretraining.watch.alerts import make_health
+from mae.pretraining.watch.online_eval import make_monitor, steps_between_looks
 from mae.recipes import recipe_config
-from mae.report.canvas import visible
-from mae.report.console import ProgressDisplay
+from mae.report.terminal.console import ProgressDisplay
+from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world, may_be_restarted, was_restarted
-from mae.training.engine import PeriodicTask, Trainer
+from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
+from mae.training.settings import PeriodicTask
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +77,8 @@ def load(path: str | Path) -> PretrainedEncoder:
 
     A `MaskedAutoencoder`, or where there is no decoder a `PretrainedEncoder`, whose `encode` is the same. Weights that
     the official code, timm, Hugging Face, mmpretrain or lightly wrote are told by their content (see
-    `mae.interop.load`); where something about them must be told, `mae import` can be told it. A name of public weights,
-    such as `official/base` (see `mae list weights`), is fetched, if no file or folder is called so.
+    `mae.interop.imports.load`); where something about them must be told, `mae import` can be told it. A name of public
+    weights, such as `official/base` (see `mae list weights`), is fetched, if no file or folder is called so.
 
     Comes back on the CPU in evaluation mode; `model.config` tells its sizes and the channel statistics its
     images must be normalised with. Where a run's newest checkpoint is damaged an older one is taken, and a warning of
@@ -93,11 +101,11 @@ def pretrain(
     """Pre-train a masked autoencoder; does what the command `mae pretrain` does.
 
     Args:
-        source: the images, see `PretrainConfig.source`.
+        source: the images, see `RunConfig.source`.
         recipe: where the defaults come from.
         resume: go on with the run in `out`; begin it where there is none yet and `source` says of what.
         quiet: show nothing.
-        options: fields of `PretrainConfig`, such as `model="mae_vit_small"` or `epochs=100`.
+        options: fields of `RunConfig`, such as `model="mae_vit_small"` or `epochs=100`.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
@@ -117,9 +125,7 @@ def pretrain(
     return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet))
 
 
-def run_pretraining(
-    config: PretrainConfig, *, given: Collection[str], resume: bool, console: Console
-) -> PretrainResult:
+def run_pretraining(config: RunConfig, *, given: Collection[str], resume: bool, console: Console) -> PretrainResult:
     """Carry a configuration out.
 
     Args:
@@ -136,7 +142,7 @@ def run_pretraining(
     if dist.is_initialized():
         raise UsageError("this program has joined its processes already; leave that to mae, which does it by itself")
     with (
-        joined_world(config.device, advice=advice) as (world, device),
+        joined_world(config.machine.device, advice=advice) as (world, device),
         explained_memory_failure(in_smaller_parts(config)),
         ExitStack() as held,
     ):
@@ -145,15 +151,15 @@ def run_pretraining(
         config, folder, newest = _begun(config, given, world, console, held, resume=resume or was_restarted())
         # No name here keeps the weights to begin with, which are let go once they are in the model.
         return _run(
-            prepare(config, folder, device, world, resume=newest is not None, given=given), newest, console, held
+            prepare_run(config, folder, device, world, resume=newest is not None, given=given), newest, console, held
         )
 
 
 def _begun(
-    config: PretrainConfig, given: Collection[str], world: World, console: Console, held: ExitStack, *, resume: bool
-) -> tuple[PretrainConfig, RunFolder | None, str | None]:
+    config: RunConfig, given: Collection[str], world: World, console: Console, held: ExitStack, *, resume: bool
+) -> tuple[RunConfig, RunFolder | None, str | None]:
     """What to carry out and where, and what to go on from: a checkpoint, an empty text where none was written yet."""
-    folder = RunFolder(config.out) if config.out is not None else None
+    folder = RunFolder(config.machine.out) if config.machine.out is not None else None
     if folder is None and may_be_restarted():
         raise UsageError("torchrun may start this run anew (--max-restarts); give --out, so that it finds what it did")
     # A source tells what to begin where nothing was begun yet: the same command then does for every start of a job.
@@ -163,7 +169,7 @@ def _begun(
         newest, note = world.from_main(lambda: _found(folder, held))
         if note:
             console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
-        return PretrainConfig.from_json(begun), folder, newest
+        return RunConfig.from_json(begun), folder, newest
     if folder is not None:
         world.from_main(folder.check_new)
     if not config.source:
@@ -180,9 +186,9 @@ def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
     return "" if newest is None else str(newest), note
 
 
-def _run(prepared: Prepared, newest: str | None, console: Console, held: ExitStack) -> PretrainResult:
+def _run(prepared: RunContext, newest: str | None, console: Console, held: ExitStack) -> PretrainResult:
     if newest == "":  # it was stopped before its first checkpoint
-        prepared = replace(prepared, start=find_start(prepared.config, prepared.world))
+        prepared = replace(prepared, start=find_init_weights(prepared.config, prepared.world))
     world, model = prepared.world, fresh_model(prepared)
     prepared = replace(prepared, start=None)
     world.from_main(partial(check_disk, prepared, model, newest))
@@ -191,9 +197,9 @@ def _run(prepared: Prepared, newest: str | None, console: Console, held: ExitSta
 
 
 @contextmanager
-def _folder_claimed(prepared: Prepared) -> Iterator[Prepared]:
+def _folder_claimed(prepared: RunContext) -> Iterator[RunContext]:
     """A new folder of a default name is made at once: a run that is begun beside this one would take the same name."""
-    if prepared.resume or prepared.config.out is not None:
+    if prepared.resume or prepared.config.machine.out is not None:
         yield prepared
         return
     root = Path(prepared.world.from_main(lambda: str(claim_run_folder(*default_place(prepared.config)).root)))
@@ -207,27 +213,27 @@ def _folder_claimed(prepared: Prepared) -> Iterator[Prepared]:
 
 
 def _carry_out(
-    prepared: Prepared, model: MaskedAutoencoder, newest: str | None, console: Console, held: ExitStack
+    prepared: RunContext, model: MaskedAutoencoder, newest: str | None, console: Console, held: ExitStack
 ) -> PretrainResult:
     world = prepared.world
-    if not newest and not prepared.config.skip_doctor:
+    if not newest and prepared.config.machine.doctor:
         world.from_main(partial(_see_doctor, prepared, model, console))
-    yardsticks = yardsticks_of(prepared, model)
+    baselines = baselines_of(prepared, model)
     trainer = make_trainer(prepared, model)
     if newest:
         trainer.resume(Path(newest))
         world.from_main(partial(check_model, prepared, Path(newest)))
     # Made before anything is written: images that cannot be used must not leave a run begun.
     tasks: list[PeriodicTask] = []
-    world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.seen, console)))
+    world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.whole_module, console)))
     if not world.is_main:
         tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
-    show_header(console, prepared, model, trainer, yardsticks)
-    if prepared.config.compile:
+    show_header(console, prepared, model, trainer, baselines)
+    if prepared.config.machine.compile:
         model.compile()
     world.from_main(partial(_open_folder, prepared, held))
-    finished = _train(prepared, trainer, tasks, yardsticks, console)
-    summary = summarise(prepared, trainer, yardsticks) if finished and world.is_main else {}
+    finished = _train(prepared, trainer, tasks, baselines, console)
+    summary = summarise(prepared, trainer, baselines) if finished and world.is_main else {}
     if summary:
         show_summary(console, prepared.folder, summary)
     return PretrainResult(
@@ -239,7 +245,7 @@ def _carry_out(
     )
 
 
-def _open_folder(prepared: Prepared, held: ExitStack) -> None:
+def _open_folder(prepared: RunContext, held: ExitStack) -> None:
     """Make the folder ready to be written; that of a new run is from here on nobody else's until `held` is closed."""
     folder = prepared.folder
     if not prepared.resume:
@@ -249,25 +255,25 @@ def _open_folder(prepared: Prepared, held: ExitStack) -> None:
     remove_leftovers(folder.checkpoints)
 
 
-def _see_doctor(prepared: Prepared, model: MaskedAutoencoder, console: Console) -> None:
+def _see_doctor(prepared: RunContext, model: MaskedAutoencoder, console: Console) -> None:
     diagnosis = examine(prepared, model)
     show_diagnosis(console, diagnosis, everything=False)
     refuse(diagnosis)
 
 
-def _make_tasks(prepared: Prepared, model: nn.Module, console: Console) -> list[PeriodicTask]:
+def _make_tasks(prepared: RunContext, model: nn.Module, console: Console) -> list[PeriodicTask]:
     assert isinstance(model, MaskedAutoencoder)
     every = _steps_between_tasks(prepared)
     panels, monitor = panel_drawer(prepared, model), make_monitor(prepared, model, console)
     return [PeriodicTask(every=steps, run=run) for steps, run in zip(every, (panels, monitor), strict=True)]
 
 
-def _steps_between_tasks(prepared: Prepared) -> tuple[int, int]:
+def _steps_between_tasks(prepared: RunContext) -> tuple[int, int]:
     return max(1, prepared.total_steps // 8), steps_between_looks(prepared)
 
 
 def _train(
-    prepared: Prepared, trainer: Trainer, tasks: list[PeriodicTask], yardsticks: Yardsticks, console: Console
+    prepared: RunContext, trainer: Trainer, tasks: list[PeriodicTask], baselines: TrivialBaselines, console: Console
 ) -> bool:
     if not prepared.world.is_main:
         with explained_worker_failure():
@@ -279,16 +285,16 @@ def _train(
             JsonLines(folder.metrics, **start),
             TensorBoard(folder.tensorboard, start_samples=trainer.samples),
             ProgressDisplay(
-                console, total_steps=prepared.total_steps, mean_baseline=yardsticks.mean_of_visible, **start
+                console, total_steps=prepared.total_steps, mean_baseline=baselines.mean_of_visible, **start
             ),
         ]
         for observer in observers:
             stack.callback(observer.close)
-        health = make_health(prepared, trainer, yardsticks, observers)
+        health = make_health(prepared, trainer, baselines, observers)
         health.remember(read_rows(folder.metrics))
         if trainer.step == 0:
             observers[0].log(
-                {"step": 0, "samples": 0, "yardsticks": yardsticks.as_dict(), "total_steps": prepared.total_steps}
+                {"step": 0, "samples": 0, "baselines": baselines.as_dict(), "total_steps": prepared.total_steps}
             )
         with explained_worker_failure():
             return trainer.run(observers=[*observers, health], tasks=tasks)

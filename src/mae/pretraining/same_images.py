@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mae.data.images import ImageSet
+from mae.data.dataset.images import ImageSet
 from mae.errors import UsageError
 
 _SHOWN = 3

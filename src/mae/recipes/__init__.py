@@ -1,12 +1,11 @@
 """Named runs as functions: each returns the configuration, its docstring tells command, cost and result."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 from mae.errors import UsageError
 
 _WHERE = {
@@ -27,7 +26,7 @@ def list_recipes() -> list[str]:
     return list(_WHERE)
 
 
-def find_recipe(name: str) -> Callable[[], PretrainConfig]:
+def find_recipe(name: str) -> Callable[[], RunConfig]:
     """The function of a recipe.
 
     Raises:
@@ -39,7 +38,7 @@ def find_recipe(name: str) -> Callable[[], PretrainConfig]:
     return getattr(import_module(f"mae.recipes.{_WHERE[name]}"), name)
 
 
-def recipe_config(name: str) -> PretrainConfig:
+def recipe_config(name: str) -> RunConfig:
     """The configuration a recipe or a run's `config.json` stands for.
 
     Raises:
@@ -48,5 +47,5 @@ def recipe_config(name: str) -> PretrainConfig:
     if not isinstance(name, str):
         raise UsageError(f"the recipe is {name!r}; expected a name of 'mae list recipes' or the path of a config.json")
     if name.endswith(".json"):
-        return replace(PretrainConfig.read(Path(name)), out=None)  # the same run again needs a folder of its own
+        return RunConfig.read(Path(name)).override({"out": None})  # the same run again needs a folder of its own
     return find_recipe(name)()

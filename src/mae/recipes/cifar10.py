@@ -1,15 +1,15 @@
 """CIFAR-10: 32-pixel images, a small model, one machine."""
 
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 
 
-def cifar10() -> PretrainConfig:
+def cifar10() -> RunConfig:
     """The lesson model on CIFAR-10's 50,000 training images, 100 epochs.
 
     Command: `mae pretrain cifar10 --recipe cifar10`, or any other source of 32-pixel images.
     Cost: 19,500 steps; 500 steps of 128 images took 3.6 minutes on two cores of an AMD EPYC. Result: not measured.
     """
-    return PretrainConfig(
+    return RunConfig.of(
         source="cifar10",
         recipe="cifar10",
         model="mae_vit_lesson_patch4",

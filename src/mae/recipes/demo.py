@@ -1,9 +1,9 @@
 """The run that shows a newcomer what a masked autoencoder does."""
 
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 
 
-def demo() -> PretrainConfig:
+def demo() -> RunConfig:
     """A small model on the photographs that come with installed libraries.
 
     Command: `mae demo`. Cost: 3 min 40 s to 5 min in all on two cores of an AMD EPYC.
@@ -11,7 +11,7 @@ def demo() -> PretrainConfig:
     71.6 % beside 62.0 % for random weights, 27.3 % for raw pixels and 12.5 % for chance. In bf16, which CPUs that
     compute in it take, seed 0: loss 0.384, k-NN 71.9 %.
     """
-    return PretrainConfig(
+    return RunConfig.of(
         source="builtin:photos",
         recipe="demo",
         model="mae_vit_ultrasmall_patch16",

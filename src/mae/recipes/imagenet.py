@@ -4,18 +4,16 @@ Every number is the official one. Two things differ: the precision is the hardwa
 official code uses fp16), and random numbers are drawn from keys instead of one generator a process.
 """
 
-from dataclasses import replace
-
-from mae.config import PretrainConfig
+from mae.config import RunConfig
 
 
-def imagenet_base() -> PretrainConfig:
+def imagenet_base() -> RunConfig:
     """ViT-Base, 800 epochs of ImageNet-1k in batches of 4096.
 
     Command: `mae pretrain imagenet --recipe imagenet_base --data-root DIR`, images in DIR/imagenet/train.
     Cost: not measured by us. Result in the paper: fine-tuned 83.6 % after 1600 epochs.
     """
-    return PretrainConfig(
+    return RunConfig.of(
         source="imagenet",
         recipe="imagenet_base",
         model="mae_vit_base_patch16_dec512d8b",
@@ -31,19 +29,19 @@ def imagenet_base() -> PretrainConfig:
     )
 
 
-def imagenet_large() -> PretrainConfig:
+def imagenet_large() -> RunConfig:
     """ViT-Large, 800 epochs of ImageNet-1k in batches of 4096.
 
     Command: `mae pretrain imagenet --recipe imagenet_large --data-root DIR`, images in DIR/imagenet/train.
     Cost: not measured by us; the authors report 42 hours on 64 V100. Result in the paper: fine-tuned 85.4 %.
     """
-    return replace(imagenet_base(), recipe="imagenet_large", model="mae_vit_large_patch16_dec512d8b")
+    return imagenet_base().override(dict(recipe="imagenet_large", model="mae_vit_large_patch16_dec512d8b"))
 
 
-def imagenet_huge() -> PretrainConfig:
+def imagenet_huge() -> RunConfig:
     """ViT-Huge, 800 epochs of ImageNet-1k in batches of 4096.
 
     Command: `mae pretrain imagenet --recipe imagenet_huge --data-root DIR`, images in DIR/imagenet/train.
     Cost: not measured by us. Result in the paper: fine-tuned 86.9 % after 1600 epochs.
     """
-    return replace(imagenet_base(), recipe="imagenet_huge", model="mae_vit_huge_patch14_dec512d8b")
+    return imagenet_base().override(dict(recipe="imagenet_huge", model="mae_vit_huge_patch14_dec512d8b"))

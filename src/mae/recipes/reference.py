@@ -1,5 +1,6 @@
 """What a recipe reached when others ran it: the loss over the run, kept as a small file beside the recipes."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from mae import records
-from mae.config import MACHINE_FIELDS, PretrainConfig
+from mae.config import RunConfig, is_changeable
+from mae.core.method import SLOTS, defaults_of
 from mae.errors import UsageError
 from mae.recipes import list_recipes
-from mae.report.curves import Line
+from mae.report.figures.curves import Line
 
 MOST_POINTS = 60
 
 _CURVES = Path(__file__).parent / "curves"
-_NOT_KEPT = MACHINE_FIELDS | {"seed", "max_unreadable"}
-"""Fields that say nothing of the curve, or, as folders do, of another machine."""
+_NOT_KEPT = {"seed", "max_unreadable", "mean", "std", "pixel_dtype"}
+"""Options that say nothing of the curve, or, as folders do, of another machine."""
 _LENGTH_AND_RATE = frozenset(
     {
         "precision",
@@ -118,43 +120,41 @@ class ReferenceCurve:
         band = [loss - spread for loss, spread in pairs], [loss + spread for loss, spread in pairs]
         return Line(label=f"reference: {self.label}", x=self.samples[:count], y=self.loss[:count], band=band)
 
-    def differences(self, config: Mapping[str, Any]) -> list[str]:
+    def differences(self, config: RunConfig) -> list[str]:
         """How a run was trained otherwise than the reference, such as `steps 100 (reference 1500)`."""
-        run, own = _settled(config), _settled(self.config)
-        names = [name for name in run if name in _LENGTH_AND_RATE and run[name] != own[name]]
-        return [f"{name} {run[name]} (reference {own[name]})" for name in names]
+        run = kept_config(config)
+        names = [name for name in run if name in _LENGTH_AND_RATE and run[name] != self.config.get(name)]
+        return [f"{name} {run[name]} (reference {self.config.get(name)})" for name in names]
 
 
-def reference_for(config: Mapping[str, Any]) -> ReferenceCurve | None:
+def reference_for(config: RunConfig) -> ReferenceCurve | None:
     """The reference of a run: same recipe, model, objective and source; None where there is none.
 
     Runs may differ in length, batch, rate and machine. A run on files of the user's has no reference: losses on other
     images tell nothing.
 
     Args:
-        config: of a run, as its `config.json` holds it.
-
-    Raises:
-        UsageError: `config` is no configuration.
+        config: of a run, resolved.
     """
-    judged = _what_is_judged(config)
+    kept = kept_config(config)
     for path in sorted(_CURVES.glob("*.json")):
         curve = ReferenceCurve.read(path)
-        if _what_is_judged(curve.config) == judged:
+        if _is_of_the_same(curve.config, kept):
             return curve
     return None
 
 
-def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run's configuration what a reference keeps."""
-    return {name: value for name, value in config.items() if name not in _NOT_KEPT}
+def kept_config(config: RunConfig) -> dict[str, Any]:
+    """Of a run's configuration what a reference keeps: options by flat name, as JSON has them."""
+    flat = {name: value for name, value in config.flat().items() if not is_changeable(name) and name not in _NOT_KEPT}
+    return json.loads(records.json_text(flat))
 
 
-def _what_is_judged(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = kept_config(_settled(config))
-    return {name: value for name, value in kept.items() if name not in _LENGTH_AND_RATE}
-
-
-def _settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field: one that is younger than the file has its default."""
-    return PretrainConfig.from_json(config).to_json()
+def _is_of_the_same(stored: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+    """Whether two runs had the same recipe, model, objective and source; options younger than the file are default."""
+    defaults = RunConfig().flat()
+    for slot in SLOTS:
+        defaults |= defaults_of(slot, kept[slot]) if kept[slot] is not None else {}
+    defaults = json.loads(records.json_text(defaults))
+    names = {*stored, *kept} - _LENGTH_AND_RATE
+    return all(stored.get(name, defaults.get(name)) == kept.get(name) for name in names)

@@ -1,1 +1,3 @@
-"""What the decoder must predict."""
+"""What the decoder must predict: one target a file."""
+
+KINDS = {"pixels": "pixels.PixelTarget", "low_pass": "low_pass.LowPassTarget", "hog": "hog.HogTarget"}

@@ -1,12 +1,13 @@
 """Images without their fine detail as the target."""
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mae.errors import UsageError
+from mae.core.component import Alias, ShareOfAll
 from mae.targets.pixels import PixelTarget
 
 EDGE_SLACK = 1e-6  # a wave on the circle itself stays, whatever the rounding
@@ -30,31 +31,22 @@ def low_pass(images: Float[Tensor, "B C H W"], cutoff: float) -> Float[Tensor, "
 
 @dataclass(frozen=True, kw_only=True)
 class LowPassTarget(PixelTarget):
-    """The hidden pixels of the image after an ideal low pass, a circle in the 2-D Fourier plane.
+    """Pixels of the image without its fine detail: a circle in the 2-D Fourier plane stays (PixMIM, Liu et al. 2023).
 
-    PixMIM (Liu et al. 2023) has the idea and the default: radius 40 for 224 pixels, where the highest
-    frequency is 112. It filters images of values from 0 up and takes the absolute value of what comes out. Here
-    the normalised images are filtered, whose values have either sign, so no absolute value is taken: the
-    filter stays linear. The radius is a share, so that it means the same for any size, and a circle in cycles
-    per pixel also where the sides differ.
-
-    Attributes:
-        cutoff: the circle's radius as a share of the highest frequency a side can hold (0.5 cycles per pixel), above
-            0 and at most 1. At 1 only the corners of the plane go.
-
-    Raises:
-        UsageError: a cut-off out of range.
+    The default is theirs: radius 40 for 224 pixels, where the highest frequency is 112. They filter images of values
+    from 0 up and take the absolute value of what comes out. Here the normalised images are filtered, whose values have
+    either sign, so no absolute value is taken: the filter stays linear. The radius is a fraction, so that it means the
+    same for any size, and a circle in cycles per pixel also where the sides differ.
     """
 
-    cutoff: float = 40 / 112
+    kind: ClassVar[str] = "low_pass"
+    reads_whole: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not 0 < self.cutoff <= 1:
-            raise UsageError(
-                f"cut-off of the low-pass target is {self.cutoff}; expected a share of the highest frequency, "
-                "above 0 and at most 1"
-            )
+    norm: Annotated[bool, Alias("norm_pix_loss")] = True
+    """Normalise each target patch by its own mean and std: better features. Off: pictures need no estimate of them."""
+    cutoff: ShareOfAll = 0.35714285714285715
+    """Radius as a fraction of the highest frequency a side can hold; at 1 only the corners of the plane go."""
 
-    def picture(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """What the predicted patches are cut from: the images without their high frequencies, float32."""
-        return low_pass(images, self.cutoff)
+    def picture(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """What the target's patches are cut from: the images without their high frequencies, float32."""
+        return low_pass(x, self.cutoff)

@@ -1,12 +1,16 @@
-"""Pixels as the target, plain or standardised patch by patch."""
+"""Pixels as the target, plain or per-patch normalised."""
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from mae.layers.patch_embed import patchify
+from mae.core.component import Alias
+from mae.core.contracts import Batch, Target, Taught, Tokenizer
+from mae.core.types import Layout
+from mae.errors import UsageError
 
 PATCH_VARIANCE_EPS = 1e-6
 
@@ -14,7 +18,7 @@ PATCH_VARIANCE_EPS = 1e-6
 def patch_statistics(
     patches: Float[Tensor, "B M P"],
 ) -> tuple[Float[Tensor, "B M 1"], Float[Tensor, "B M 1"]]:
-    """Mean and deviation of each patch over all its values: unbiased variance, 1e-6 added under the root."""
+    """Mean and std of each patch over all its values: unbiased variance, 1e-6 added under the root."""
     mean = patches.mean(dim=-1, keepdim=True)
     # On a CPU var_mean takes several times as long as two passes.
     variance = (patches - mean).square().sum(dim=-1, keepdim=True) / (patches.shape[-1] - 1)
@@ -33,45 +37,62 @@ def known_patch_statistics(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixelTarget:
-    """The hidden pixels themselves (He et al. 2021, section 3, "Reconstruction target").
+class PixelTarget(Target):
+    """The pixels themselves, each patch normalised or not (He et al. 2021, section 3, "Reconstruction target")."""
 
-    Attributes:
-        patch_size: height and width of a patch in pixels.
-        norm_pix: standardise each patch by its own mean and deviation. Better features; pictures then
-            need each patch's statistics to be drawn.
-        may_miss: whether pixels may be NaN for want of data: they are no part of a patch's statistics, and NaN in the
-            target, which `mae.losses.KnownValues` passes over.
-    """
+    kind: ClassVar[str] = "pixels"
 
-    patch_size: tuple[int, int]
-    norm_pix: bool = True
-    may_miss: bool = False
+    norm: Annotated[bool, Alias("norm_pix_loss")] = True
+    """Normalise each target patch by its own mean and std: better features. Off: pictures need no estimate of them."""
 
-    def picture(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """What the predicted patches are cut from: the images themselves."""
-        return images
+    def width(self, layout: Layout) -> int:
+        """Values of a patch.
 
-    def statistics(self, patches: Float[Tensor, "B M P"]) -> tuple[Float[Tensor, "B M 1"], Float[Tensor, "B M 1"]]:
-        """Mean and deviation by which each patch is standardised."""
-        return known_patch_statistics(patches) if self.may_miss else patch_statistics(patches)
+        Raises:
+            UsageError: per-patch normalisation of patches of one value.
+        """
+        if self.norm and layout.token_values < 2:
+            raise UsageError(
+                "norm_pix_loss normalises the values of a patch, and these patches hold one value; "
+                "use norm_pix_loss=False or larger patches"
+            )
+        return layout.token_values
+
+    def picture(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B C *size"]:
+        """What the target's patches are cut from: the samples themselves."""
+        return x
+
+    def statistics(
+        self, patches: Float[Tensor, "B M P"], tokenizer: Tokenizer
+    ) -> tuple[Float[Tensor, "B M 1"], Float[Tensor, "B M 1"]]:
+        """Mean and std by which each patch is normalised; values that are NaN for want of data are no part of them."""
+        return patch_statistics(patches) if tokenizer.nodata is None else known_patch_statistics(patches)
 
     def __call__(
-        self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None = None
+        self, batch: Batch, tokens: Int64[Tensor, "B M"] | None = None, taught: Taught | None = None
     ) -> Float[Tensor, "B M P"]:
         """Target values of the given tokens (None: every token in raster order), float32."""
-        return self.with_deviation(images, tokens)[0]
+        return self.with_std(batch, tokens)[0]
 
-    def with_deviation(
-        self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B M"] | None = None
+    def with_std(
+        self, batch: Batch, tokens: Int64[Tensor, "B M"] | None = None
     ) -> tuple[Float[Tensor, "B M P"], Float[Tensor, "B M 1"] | None]:
-        """The same values, and what one unit of them is in the images' own unit; None where it is that unit itself.
+        """The same values, and what one unit of them is in the samples' own; None where it is that unit itself.
 
-        `(prediction - target) * deviation` is the error in the images' unit: prediction and target stand on the
-        same mean of the patch, which cancels.
+        `(prediction - target) * std` is the error in the samples' unit: prediction and target stand on the same mean
+        of the patch, which cancels.
         """
-        patches = patchify(self.picture(images), self.patch_size, tokens).float()
-        if not self.norm_pix:
+        patches = batch.tokenizer.cut(self.picture(batch.x), tokens).float()
+        if not self.norm:
             return patches, None
-        mean, deviation = self.statistics(patches)
-        return (patches - mean) / deviation, deviation
+        mean, std = self.statistics(patches, batch.tokenizer)
+        return (patches - mean) / std, std
+
+    def to_pixels(
+        self, values: Float[Tensor, "B M P"], batch: Batch, tokens: Int64[Tensor, "B M"] | None = None
+    ) -> Float[Tensor, "B M P"]:
+        """Raw values from target values, with the true mean and std of each patch where those were normalised."""
+        if not self.norm:
+            return values
+        mean, std = self.statistics(batch.tokenizer.cut(self.picture(batch.x), tokens).float(), batch.tokenizer)
+        return values * std + mean

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written aside, committed by a rename, verified before use.
+"""Checkpoints that are complete or absent: staged, committed by a rename, verified before use.
 
 A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and, written
 last, `manifest.json` with size and SHA-256 of the others, and whether it is kept for good. Never a pickle.
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 def take_snapshot(module: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> Snapshot:
-    """Copy weights and running averages off the device; what is divided among processes is gathered.
+    """Copy weights and running averages to the CPU; sharded tensors are gathered.
 
     Args:
         module: whose weights.
@@ -77,7 +77,7 @@ def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
 
 
 def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A module like another one with these weights in it, not a copy of them, on the CPU.
+    """A module like another one on the CPU that holds these very weights, not a copy of them.
 
     Args:
         module: any of the same parameters; not changed.
@@ -105,7 +105,7 @@ def stage(
     metadata: dict[str, str],
     kept: bool = False,
 ) -> None:
-    """Write a checkpoint aside, to the disk; `commit` makes it one.
+    """Stage a checkpoint: write it to disk under another name, which `commit` changes.
 
     Args:
         folder: where the checkpoints stand.
@@ -140,7 +140,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | 
 
 
 def commit(folder: Path, step: int) -> Path:
-    """Make the checkpoint written aside count; its folder.
+    """Commit the staged checkpoint; returns its folder.
 
     Raises:
         MAEError: it cannot be renamed; earlier checkpoints are untouched.
@@ -154,7 +154,7 @@ def commit(folder: Path, step: int) -> Path:
 
 
 def _places(folder: Path, step: int) -> tuple[Path, Path]:
-    """Where a step's checkpoint stands, and where it is written."""
+    """The folder of a step's checkpoint, and the one it is staged in."""
     final = folder / f"step-{step:08d}"
     return final, folder / f"{_ASIDE}{final.name}"
 
@@ -166,7 +166,7 @@ def _explained(folder: Path, final: Path, aside: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise MAEError(
-            f"could not write {final}: {error}; free space there and go on with --resume ({_left(folder)})"
+            f"could not write {final}: {error}; free space there and resume with --resume ({_left(folder)})"
         ) from error
 
 
@@ -191,7 +191,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def leftover_bytes(folder: Path) -> int:
-    """Room that `remove_leftovers` would make."""
+    """Bytes that `remove_leftovers` would free."""
     return sum(_num_bytes(leftover) for leftover in folder.glob(f"{_ASIDE}*"))
 
 
@@ -205,7 +205,7 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def usable_checkpoint(folder: Path) -> tuple[Path | None, str]:
-    """The newest checkpoint that verifies, for whoever must not lose what a damaged one stood for.
+    """The newest checkpoint that verifies, with a note on damaged newer ones.
 
     Returns:
         It, None where nothing was committed yet; and what to tell of damaged newer ones, empty where there is none.
@@ -220,18 +220,18 @@ def usable_checkpoint(folder: Path) -> tuple[Path | None, str]:
         damaged.append(wrong)
     if damaged:
         raise MAEError(
-            f"every checkpoint in {folder} is damaged: {_some(damaged)}; put the files back from a copy, or begin a "
+            f"every checkpoint in {folder} is damaged: {_some(damaged)}; restore the files from a copy, or start a "
             "new run in another folder"
         )
     return None, ""
 
 
 def good_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint that verifies by its step, in order of steps; the log is told of the others."""
+    """Every checkpoint that verifies, by step in ascending order; the others are logged."""
     good: dict[int, Path] = {}
     for path in _committed(folder):
         if wrong := check(path):
-            tell(f"{wrong}; it is left out")
+            tell(f"{wrong}; it is skipped")
         else:
             good[_step(path)] = path
     return good
@@ -258,15 +258,13 @@ def prune(folder: Path, *, keep: int, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     spare = [path for path in paths[-keep:-1] if not _is_kept(path)]
     if spare and shutil.disk_usage(folder).free < _num_bytes(paths[-1]):
-        tell(
-            f"{folder} has no room for another checkpoint: {', '.join(path.name for path in spare)} is given up for it"
-        )
+        tell(f"{folder} has no room for another checkpoint: {', '.join(path.name for path in spare)} is deleted for it")
         for path in spare:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def check(path: Path) -> str:
-    """What is wrong with a checkpoint; an empty string where its files are those that were written."""
+    """What is wrong with a checkpoint; empty where its files match its manifest."""
     try:
         if missing := [name for name in (MANIFEST, MODEL, OPTIMIZER, STATE) if not (path / name).exists()]:
             return f"{path} lacks {', '.join(missing)}"
@@ -279,7 +277,7 @@ def check(path: Path) -> str:
 
 
 def check_weights(path: Path) -> str:
-    """What is wrong with the weights' file of a checkpoint, whatever became of the others; empty: nothing."""
+    """What is wrong with the weights' file of a checkpoint, whatever the state of the others; empty: nothing."""
     try:
         manifest = read_manifest(path, folder_step=folder_step(path))
         return _difference(path / MODEL, manifest.files[MODEL])
@@ -290,7 +288,7 @@ def check_weights(path: Path) -> str:
 
 
 def _difference(file: Path, written: FileFacts) -> str:
-    """What tells a file from the one that was written; empty: nothing."""
+    """How a file differs from the one that was written; empty: not at all."""
     status = file.stat()
     # First what costs nothing: what is larger than it should be, or a pipe, is not read to its end.
     if not S_ISREG(status.st_mode) or status.st_size != written.bytes or _describe(file) != written:
@@ -341,7 +339,7 @@ def _some(damaged: Sequence[str]) -> str:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether the manifest says so: it holds for good, whatever the run is told when it goes on."""
+    """Whether the manifest says so; this holds whatever options the run resumes with."""
     try:
         return read_json(path / MANIFEST)["kept"] is True
     except (OSError, ValueError, KeyError):

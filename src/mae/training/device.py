@@ -57,14 +57,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queue."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @contextmanager
 def explained_memory_failure(advice: str) -> Iterator[None]:
-    """Turns PyTorch's error for a device that is out of memory into one that says what to do.
+    """Turns PyTorch's out-of-memory error into one that says what to do.
 
     Args:
         advice: what that is.
@@ -83,7 +83,7 @@ def explained_memory_failure(advice: str) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed for what is asked for next, in this process from now on; elsewhere nothing.
+    """Make glibc reuse freed memory instead of returning it, in this process from now on; elsewhere do nothing.
 
     By default it hands large blocks back to the system at once, and every training step on a CPU begins by asking for
     the same ones again, page by page. What the process holds at its peak does not grow, but it is held until the end.

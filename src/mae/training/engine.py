@@ -4,9 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import closing
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -18,71 +16,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mae.errors import MAEError
-from mae.records import shown, to_json
+from mae.records import to_json
 from mae.training import checkpoint
-from mae.training.agreement import Agreement, Word
-from mae.training.checkpoint import Snapshot, take_snapshot, with_weights
+from mae.training.checkpoint import take_snapshot
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import ToldByMain, World
-from mae.training.finite import MOST_IN_A_ROW, BrokenSteps, FiniteSteps, all_finite
 from mae.training.log import Observer
 from mae.training.meter import Meter
+from mae.training.resilience.collective_status import StatusExchange
+from mae.training.resilience.nonfinite import MAX_CONSECUTIVE, NonFiniteCounter, NonFiniteSteps, all_finite
+from mae.training.resilience.signals import StopSignals
 from mae.training.restoring import restore
-from mae.training.saver import BackgroundWriter
-from mae.training.schedule import WarmupCosine
+from mae.training.saver import CheckpointSaver
+from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 from mae.training.sharding import exchanging_gradients, is_sharded, whole
-from mae.training.signals import StopSignals
-from mae.training.state import STATE, TrainingState, check_scaler, refused
+from mae.training.state import TrainingState, check_run
 
-SECONDS_BETWEEN_SAVES = 600.0
-_KEPT_CHECKPOINTS = 2
-_STEPS_WATCHED = 1000  # a run that went back must get so far before it may go back again
+_STEPS_BETWEEN_ROLLBACKS = 1000
 
 Batches = Callable[[int], Generator[Mapping[str, Any], None, None]]
-"""From a step's number to the keyword arguments of the module's forward, `accumulate` of them a step, from there on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """How to train.
-
-    Attributes:
-        total_steps: optimizer steps of the whole run.
-        batch_size: samples of a step, over all processes.
-        accumulate: parts a step is computed in.
-        schedule: the learning rate after so many samples.
-        clip_grad: largest norm of the gradient; None: no clipping.
-        precision: `fp32`, `bf16` or `fp16`.
-        log_every: steps between rows of the log.
-        save_every: steps between checkpoints; None: one every ten minutes.
-        keep_every: steps between checkpoints that are kept for good; each of these steps is saved, whatever
-            `save_every` says. None: only the two newest checkpoints are kept.
-    """
-
-    total_steps: int
-    batch_size: int
-    accumulate: int
-    schedule: WarmupCosine
-    clip_grad: float | None
-    precision: str
-    log_every: int
-    save_every: int | None
-    keep_every: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeriodicTask:
-    """Something done before the first step, every so many steps, and after the last, such as drawing pictures.
-
-    Attributes:
-        every: steps between two calls.
-        run: is given the number of steps done; numbers it returns, by name, go to the observers as a row.
-        everywhere: whether all processes do it together, or the main one while the others wait.
-    """
-
-    every: int
-    run: Callable[[int], Mapping[str, float] | None]
-    everywhere: bool = False
+"""From a step's number to the keyword arguments of the module's forward from there on, one item per micro-batch."""
 
 
 class Trainer:
@@ -94,21 +47,21 @@ class Trainer:
             times the group's `lr_scale` if it has one.
         batches: what the module's forward is given.
         settings: how to train.
-        folder: where checkpoints go.
-        identity: JSON values that say what run this is; a checkpoint with others is refused.
-        metadata: makes the text for the header of a weights' file from a module with the weights in it, on the CPU;
-            asked beside the training.
+        checkpoints: where checkpoints go, and what they hold beside the training's state.
         device: where the module is.
         world: the processes that train together.
-        capture: writes down what is needed to see a step again that ended the run, and tells where; given the number
-            of steps before it. None: nothing is written.
+        capture: saves what is needed to replay a step that ended the run, given the number of steps before it, and
+            returns where. None: nothing is saved.
+        mirror: where the module is sharded, in the main process: a whole copy of it. It gets the module's weights
+            before tasks and `capture`, which read it.
+        after_step: called in every process after each optimizer step that changed the weights, with the run's progress
+            in (0, 1]; not after a step that was skipped because it was not finite, and not for steps that a resumed
+            run has behind it. With it the host waits for a GPU in every step, to know whether the step was skipped.
 
     Attributes:
-        step: optimizer steps done.
-        seconds: how long they took, all parts of the run together.
+        step: optimizer steps done, skipped ones included.
+        seconds: how long they took, all sessions of the run together.
         stopped_by: the signal that ended `run`, 0 for none.
-        mirror: to be set where the module is divided among the processes, in the main one: a whole copy of it, whose
-            weights are made those of the module before tasks and `capture`, which look at it.
     """
 
     def __init__(
@@ -118,24 +71,24 @@ class Trainer:
         optimizer: Optimizer,
         batches: Batches,
         settings: TrainingSettings,
-        folder: Path,
-        identity: Mapping[str, Any],
-        metadata: Callable[[nn.Module], dict[str, str]],
+        checkpoints: CheckpointSpec,
         device: torch.device,
         world: World,
         capture: Callable[[int], Path] | None = None,
+        mirror: nn.Module | None = None,
+        after_step: Callable[[float], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.batches = batches
         self.settings = settings
-        self.folder = folder
-        self.identity = json.loads(json.dumps(dict(identity)))  # as it is read again; fails here if it is not plain
-        self.metadata = metadata
+        self.folder = checkpoints.folder
+        self.identity = json.loads(json.dumps(dict(checkpoints.identity)))  # as read again; fails here if not plain
         self.device = device
         self.world = world
-        self.mirror: nn.Module | None = None
         self.capture = capture
+        self.mirror = mirror
+        self.after_step = after_step
         self.step = 0
         self.seconds = 0.0
         self.stopped_by = 0
@@ -143,18 +96,15 @@ class Trainer:
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._meter = Meter()
-        self._finite = FiniteSteps(device)
-        self._agreement = Agreement(device, world)
+        self._nonfinite = NonFiniteCounter(device)
+        self._exchange = StatusExchange(device, world)
         self._signals = StopSignals()
-        self._writer = BackgroundWriter()
-        self._went_back_at: int | None = None
-        self._saved_step = -1
-        self._saved_at = time.monotonic()
-        self._pending: int | None = None  # the step of the checkpoint that is being written
+        self._saver = CheckpointSaver(checkpoints, settings=settings, world=world)
+        self._rolled_back_at: int | None = None
 
     @property
-    def seen(self) -> nn.Module:
-        """The module as tasks see it: whole, in the main process."""
+    def whole_module(self) -> nn.Module:
+        """The module as tasks read it: whole, in the main process."""
         return self.module if self.mirror is None else self.mirror
 
     @property
@@ -163,7 +113,7 @@ class Trainer:
         return self.step * self.settings.batch_size
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint, which only the main process needs to see.
+        """Resume from a checkpoint, which only the main process needs to see.
 
         Raises:
             MAEError: it is damaged, or of another run.
@@ -172,48 +122,35 @@ class Trainer:
         restore(path, module=self.module, optimizer=self.optimizer, world=self.world)
         self._scaler.load_state_dict(state.scaler)
         self.step, self.seconds = state.step, state.seconds
-        self._went_back_at = state.went_back_at
-        self._saved_step = self.step
+        self._rolled_back_at = state.rolled_back_at
+        self._saver.saved_step = self.step
 
     def _read_state(self, path: Path) -> TrainingState:
-        """The state in a checkpoint, which is one that this run can have written.
-
-        Raises:
-            MAEError: it is not.
-        """
+        """The state in a checkpoint of this run."""
         state = checkpoint.read_state(path)
-        for name, value in self.identity.items():
-            if name not in state.identity or state.identity[name] != value:
-                there = shown(state.identity[name]) if name in state.identity else "nothing"
-                raise MAEError(
-                    f"{path} was written with {name} {there}, this run has {shown(value)}; start a new run in another "
-                    "folder, or go on with what it was started with"
-                )
-        samples = state.step * self.settings.batch_size
-        wrong = check_scaler(state.scaler, self._scaler.state_dict())
-        if unknown := sorted(state.identity.keys() - self.identity.keys()):
-            wrong = f"identity has the entries {shown(unknown)}, which this run does not have"
-        if state.samples != samples:
-            wrong = f"samples is {state.samples}; expected {samples}, batches of {self.settings.batch_size}"
-        if state.step > self.settings.total_steps:
-            wrong = f"step is {state.step}; expected at most {self.settings.total_steps}, the steps of this run"
-        if wrong:
-            raise refused(path, f"{path / STATE}: {wrong}")
+        check_run(
+            path,
+            state,
+            identity=self.identity,
+            batch_size=self.settings.batch_size,
+            total_steps=self.settings.total_steps,
+            scaler=self._scaler.state_dict(),
+        )
         return state
 
     def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
         """Train to the end, or until a signal asks one of the processes to stop; either way the last step is saved.
 
         Args:
-            observers: are told the numbers; the main process's alone.
-            tasks: done between steps. Every process is given as many, with the same times.
+            observers: get the rows of the log; in the main process alone.
+            tasks: done between steps. Every process is given as many, with the same intervals.
 
         Returns:
             Whether the run is finished; if not, `stopped_by` is the signal.
 
         Raises:
-            MAEError: the loss or the gradient is not finite in several steps in a row and there is nothing to go back
-                to, or it went back lately; or a checkpoint could not be written.
+            MAEError: the loss or the gradient is not finite in several consecutive steps and there is no checkpoint to
+                roll back to, or the run rolled back recently; or a checkpoint could not be written.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -222,7 +159,7 @@ class Trainer:
             try:
                 self._loop(batches, observers, tasks)
             except Exception:
-                self._rescue()
+                self._saver.rescue()
                 raise
         return self.step == self.settings.total_steps
 
@@ -230,41 +167,41 @@ class Trainer:
         self, batches: Iterator[Mapping[str, Any]], observers: Sequence[Observer], tasks: Sequence[PeriodicTask]
     ) -> None:
         began = time.monotonic() - self.seconds
-        batches = self._rehearsed(batches)
-        self._meter.begin()  # what was made ready since the meter was there is no training
+        batches = self._warmed_up(batches)
+        self._meter.begin()  # preparations since the meter was made are no training
         if self.step == 0:
             self._run_tasks(tasks, observers)
         while self.step < self.settings.total_steps and not self.stopped_by:
             self._train_step(batches)
             self.seconds = time.monotonic() - began
-            heard = self._agreement.read()
-            if self._pending is not None and (heard.failed or heard.saved >= self._pending):
+            status = self._exchange.read()
+            if self._saver.is_written(status):
                 self._finish_save()
-            self.stopped_by = heard.stop
+            self.stopped_by = status.stop
             last = bool(self.stopped_by) or self.step == self.settings.total_steps
-            save = heard.save_due or self._step_is_saved()
+            save = status.save_due or self._saver.is_due(self.step)
             reading = self.step % self.settings.log_every == 0 or save or last
-            sound = True
-            if reading or self.device.type == "cpu":  # on a GPU asking costs a wait for the device
-                sound = self._heed_broken_steps(observers)
+            finite = True
+            if reading or self.device.type == "cpu":  # on a GPU reading waits for the device
+                finite = self._check_nonfinite_steps(observers)
             if reading:
                 self._log(observers)  # before a save: a resumed run begins with an empty meter too
             self._run_tasks(tasks, observers)  # before a save: a resumed run does not come back to this step
-            # Weights that make a step break may be broken in all but name, and would push a good checkpoint out.
-            if last or (save and sound):
+            # Weights whose step is not finite may be useless although finite, and would push a good checkpoint out.
+            if last or (save and finite):
                 self._begin_save()
         self._finish_save()
 
-    def _rehearsed(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The batches, after a pass over the first one that moves nothing.
+    def _warmed_up(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The batches, after a forward and backward pass over the first one that changes nothing.
 
         DistributedDataParallel lays its gradients out anew after its first backward pass, and three or more processes
-        then add them in another order. Without the pass a run that goes on would round its first step otherwise.
+        then add them in another order. Without this pass a resumed run would round its first step differently.
         """
         if not isinstance(self._wrapped, DistributedDataParallel):
             return batches
         first = next(batches)
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]  # as a norm's running mean
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]  # such as a norm's running mean
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._backward(first, sync=True)
         for buffer, before in buffers:
@@ -276,43 +213,51 @@ class Trainer:
         rate = self.settings.schedule(self.samples)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
-        parts: list[dict[str, Tensor]] = []
-        for part in range(self.settings.accumulate):
+        outputs: list[dict[str, Tensor]] = []
+        for number in range(self.settings.accumulate):
             waiting = time.perf_counter()
             batch = next(batches)
             self._meter.waited(time.perf_counter() - waiting)
-            parts.append(self._backward(batch, sync=part == self.settings.accumulate - 1))
+            outputs.append(self._backward(batch, sync=number == self.settings.accumulate - 1))
         self._scaler.unscale_(self.optimizer)
         norm = self._clip()
-        means = {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
-        finite = self._judged(means["loss"], norm)
+        means = {name: torch.stack([output[name] for output in outputs]).mean() for name in outputs[0]}
+        finite = self._all_finite(means["loss"], norm)
+        scale = self._scaler.get_scale() if self.after_step is not None else 1.0  # asking waits for the device
         self._update(finite)
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
+        if self.after_step is not None and self._was_taken(finite, scale):
+            self.after_step(self.step / self.settings.total_steps)
 
-    def _judged(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether every process found the step finite; what else they have to say to each other goes with it."""
-        # fp16 overflows now and then, and the scaler leaves those steps out: there only the loss tells.
+    def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether every process found the step finite; their status travels with it."""
+        # fp16 overflows now and then, and the scaler skips those steps: there only the loss counts.
         numbers = (loss,) if self._scaler.is_enabled() else (loss, norm)
-        finite = self._agreement.exchange(all_finite(*numbers), self._word())
-        self._finite.count(self.step, finite)
+        status = self._saver.status(step=self.step, stop=self._signals.asked)
+        finite = self._exchange.exchange(all_finite(*numbers), status)
+        self._nonfinite.count(self.step, finite)
         return finite
 
     def _update(self, finite: Tensor) -> None:
-        """Move the weights, but not by a step that is not finite."""
+        """Change the weights, but not by a step that is not finite."""
         if self._scaler.is_enabled():
             self._scaler.step(self.optimizer)
             self._scaler.update()
         elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # The way by which the scaler tells a fused optimizer to stand still, without waiting for the device.
+            # As the scaler makes a fused optimizer skip a step, without waiting for the device.
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         elif bool(finite):
             self.optimizer.step()
 
+    def _was_taken(self, finite: Tensor, scale: float) -> bool:
+        """Whether `_update` changed the weights; with fp16, a scale below that before it says that it did not."""
+        return self._scaler.get_scale() >= scale if self._scaler.is_enabled() else bool(finite)
+
     def _backward(self, batch: Mapping[str, Any], *, sync: bool) -> dict[str, Tensor]:
-        """Gradients of one part of a batch; processes exchange theirs with the last part only."""
+        """Gradients of a micro-batch; processes exchange theirs with the last one only."""
         with exchanging_gradients(self._wrapped, sync):
             with autocast(self.settings.precision, self.device):
                 output = self._wrapped(**batch)
@@ -320,74 +265,65 @@ class Trainer:
         return {"loss": output.loss.detach(), **{f"terms/{name}": term.detach() for name, term in output.terms.items()}}
 
     def _clip(self) -> Tensor:
-        """Clip the gradient if asked to; its norm before that, over all processes' parts."""
+        """Clip the gradient if asked to; its norm before that, over all shards."""
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         if self.settings.clip_grad is not None:
             return whole(nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad))
         return whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
-    def _word(self) -> Word:
-        """What this process has to say to the others."""
-        return Word(
-            stop=self._signals.asked,
-            save_due=self._time_is_up(),
-            saved=-1 if self._writer.busy else self.step,
-            failed=self._writer.failed,
-        )
-
-    def _heed_broken_steps(self, observers: Sequence[Observer]) -> bool:
-        """Tell of steps that were left out; several in a row send the run back to its last good checkpoint.
+    def _check_nonfinite_steps(self, observers: Sequence[Observer]) -> bool:
+        """Report skipped steps; several in a row roll the run back to its last good checkpoint.
 
         Returns:
-            Whether the newest step was whole.
+            Whether the newest step was finite.
 
         Raises:
-            MAEError: there is no checkpoint to go back to, or it went back not long ago.
+            MAEError: there is no checkpoint to roll back to, or the run rolled back recently.
         """
-        broken = self._finite.read()
-        if broken.left_out:
-            what = "1 step was" if broken.left_out == 1 else f"{broken.left_out} steps were"
-            text = f"{what} left out, the last is step {broken.last + 1}: loss or gradient not finite (nan or inf)"
-            self._warn(observers, "step left out", text)
-        if broken.in_a_row >= MOST_IN_A_ROW:
-            self._go_back(observers, broken)
-        return broken.now == 0
+        steps = self._nonfinite.read()
+        if steps.skipped:
+            what = "1 step was" if steps.skipped == 1 else f"{steps.skipped} steps were"
+            text = f"{what} skipped, the last is step {steps.last + 1}: loss or gradient not finite (nan or inf)"
+            self._warn(observers, "step skipped", text)
+        if steps.consecutive >= MAX_CONSECUTIVE:
+            self._roll_back(observers, steps)
+        return steps.now == 0
 
-    def _go_back(self, observers: Sequence[Observer], broken: BrokenSteps) -> None:
+    def _roll_back(self, observers: Sequence[Observer], steps: NonFiniteSteps) -> None:
         self._finish_save()
         found = self.world.from_main(self._newest)
         newest = None if found is None else Path(found)
-        lately = self._went_back_at is not None and self.step - self._went_back_at < _STEPS_WATCHED
-        if newest is None or lately:
-            why = self._why_it_ends(broken, newest)
+        recently = self._rolled_back_at is not None and self.step - self._rolled_back_at < _STEPS_BETWEEN_ROLLBACKS
+        if newest is None or recently:
+            why = self._why_it_ends(steps, newest)
             raise (MAEError if self.world.is_main else ToldByMain)(why)
         scaler = self.world.from_main(lambda: self._read_state(newest).scaler)
         restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
         self._scaler.load_state_dict(scaler)
-        self._went_back_at = self.step
-        self._finite.begin_afresh()
+        self._rolled_back_at = self.step
+        self._nonfinite.reset()
         text = (
-            f"{broken.in_a_row} steps in a row were not finite: the weights are those of {newest.name} again, and the "
-            f"run goes on with the images after step {self.step}"
+            f"{steps.consecutive} consecutive steps were not finite: rolled back to the weights of {newest.name}; "
+            f"training continues with the images after step {self.step}"
         )
-        self._warn(observers, "went back", text)
+        self._warn(observers, "rolled back", text)
 
     def _newest(self) -> str | None:
         newest = checkpoint.find_checkpoint(self.folder)
         return None if newest is None else str(newest)
 
-    def _why_it_ends(self, broken: BrokenSteps, newest: Path | None) -> str:
-        again = "" if self._went_back_at is None else f", and it went back already at step {self._went_back_at}"
-        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint had been written yet"
+    def _why_it_ends(self, steps: NonFiniteSteps, newest: Path | None) -> str:
+        again = "" if self._rolled_back_at is None else f", after a rollback at step {self._rolled_back_at}"
+        kept = f"the last good checkpoint is {newest}" if newest else "no checkpoint was written yet"
         captured = ""
         self._refresh_mirror()
         if self.capture is not None and self.world.is_main:
-            where = self.capture(broken.last)
-            captured = f"; the step is written down, see it again with: mae replay {shlex.quote(str(where))}"
+            where = self.capture(steps.last)
+            captured = f"; the step is saved, replay it with: mae replay {shlex.quote(str(where))}"
         return (
-            f"the loss or its gradient is not finite (nan or inf) in {broken.in_a_row} steps in a row up to step "
-            f"{broken.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
-            "Lower the rate (--lr), keep --clip-grad 1, or compute in --precision fp32; and see that the images hold "
+            f"the loss or its gradient is not finite (nan or inf) in {steps.consecutive} consecutive steps up to step "
+            f"{steps.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
+            "Lower the rate (--lr), keep --clip-grad 1, or compute in --precision fp32; and check that the images hold "
             f"no nan{captured}"
         )
 
@@ -398,7 +334,7 @@ class Trainer:
     def _log(self, observers: Sequence[Observer]) -> None:
         means, names, speed = self._meter.read(self.settings.batch_size)
         values = dict(zip(names, self.world.mean(means).tolist(), strict=True))
-        if not isfinite(values["loss"]):  # every step was left out, which was told
+        if not isfinite(values["loss"]):  # every step was skipped, which is reported
             return
         row = {
             "step": self.step,
@@ -406,7 +342,7 @@ class Trainer:
             "lr": self.settings.schedule(self.samples - self.settings.batch_size),
             "loss": values["loss"],
             "terms": {name.removeprefix("terms/"): v for name, v in values.items() if name.startswith("terms/")},
-            # fp16 overflows in steps that the scaler skips; JSON has no word for that.
+            # fp16 overflows in steps that the scaler skips, and JSON has no infinity.
             "grad_norm": values["grad_norm"] if isfinite(values["grad_norm"]) else None,
             **speed,
             "seconds": self.seconds,
@@ -414,60 +350,26 @@ class Trainer:
         for observer in observers:
             observer.log(row)
 
-    def _is_for_good(self) -> bool:
-        return self.settings.keep_every is not None and self.step % self.settings.keep_every == 0
-
-    def _step_is_saved(self) -> bool:
-        every = self.settings.save_every
-        return self._is_for_good() or (every is not None and self.step % every == 0)
-
-    def _time_is_up(self) -> bool:
-        return self.settings.save_every is None and time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES
-
     def _begin_save(self) -> None:
-        """Copy what a checkpoint holds; the rest is done beside the training, of one checkpoint at a time."""
+        """Copy what a checkpoint holds; it is written beside the training."""
         self._finish_save()
-        if self._saved_step == self.step:
+        if self._saver.saved_step == self.step:
             return
-        began = time.monotonic()
-        snapshot = take_snapshot(self.module, self.optimizer, keep=self.world.is_main)
-        if self.world.is_main:
-            state = TrainingState(
-                step=self.step,
-                samples=self.samples,
-                seconds=self.seconds,
-                scaler=self._scaler.state_dict(),
-                went_back_at=self._went_back_at,
-                identity=self.identity,
-            )
-            seen = with_weights(self.seen, snapshot.weights)
-            self._writer.begin(partial(self._stage, snapshot, seen, state, self._is_for_good()))
-        self._pending = self._saved_step = self.step
-        self._saved_at = time.monotonic()
-        self._meter.left_out(self._saved_at - began)
-
-    def _stage(self, snapshot: Snapshot, seen: nn.Module, state: TrainingState, kept: bool) -> None:
-        checkpoint.stage(self.folder, snapshot, state=state, metadata=self.metadata(seen), kept=kept)
+        with self._meter.paused():
+            snapshot = take_snapshot(self.module, self.optimizer, keep=self.world.is_main)
+            state = {
+                "step": self.step,
+                "samples": self.samples,
+                "seconds": self.seconds,
+                "scaler": self._scaler.state_dict(),
+                "rolled_back_at": self._rolled_back_at,
+                "identity": self.identity,
+            }
+            self._saver.begin(snapshot, step=self.step, module=self.whole_module, state=state)
 
     def _finish_save(self) -> None:
-        """Commit the checkpoint under way, once it is written, and make room; every process does so at one step."""
-        if self._pending is None:
-            return
-        began = time.monotonic()
-        step, self._pending = self._pending, None
-        self.world.from_main(partial(self._commit, step))
-        self._meter.left_out(time.monotonic() - began)
-
-    def _commit(self, step: int) -> None:
-        self._writer.wait()
-        checkpoint.commit(self.folder, step)
-        checkpoint.prune(self.folder, keep=_KEPT_CHECKPOINTS, step=step)
-
-    def _rescue(self) -> None:
-        """The run ends by an error: a checkpoint under way is whole nevertheless, and worth having."""
-        if self._pending is not None and self.world.is_main:
-            with suppress(Exception):  # what ended the run is told, and this may be it
-                self._commit(self._pending)
+        with self._meter.paused():
+            self._saver.finish()
 
     def _refresh_mirror(self) -> None:
         if is_sharded(self.module):
@@ -480,12 +382,11 @@ class Trainer:
         due = [task for task in tasks if final or self.step % task.every == 0]
         if not due:
             return
-        began = time.monotonic()
-        self._refresh_mirror()
-        for task in due:
-            numbers = task.run(self.step) if self.world.is_main or task.everywhere else None
-            if numbers is None:
-                continue
-            for observer in observers:
-                observer.log({"step": self.step, "samples": self.samples, "evaluation": dict(numbers)})
-        self._meter.left_out(time.monotonic() - began)
+        with self._meter.paused():
+            self._refresh_mirror()
+            for task in due:
+                numbers = task.run(self.step) if self.world.is_main or task.everywhere else None
+                if numbers is None:
+                    continue
+                for observer in observers:
+                    observer.log({"step": self.step, "samples": self.samples, "evaluation": dict(numbers)})

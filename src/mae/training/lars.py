@@ -39,7 +39,7 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Take a step along the gradients that are there."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:

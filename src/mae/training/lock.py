@@ -1,4 +1,4 @@
-"""One process at a time in a folder that is written; readers are not kept out."""
+"""One writing process per folder; readers are not kept out."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _PATIENCE = 5.0
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """While entered, no other process of this machine enters the same; one that is killed holds nothing any more.
+    """While entered, no other process of this machine can enter the same folder; a killed process releases it.
 
     The operating system keeps the lock. Other machines that share the folder are kept out where its file system tells
     them of locks, as NFS 4 does.
@@ -57,7 +57,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _told(holder: Path) -> str:
-    """Who holds a lock, as it says itself; empty where it does not."""
+    """The holder of a lock as it names itself; empty where it does not."""
     with suppress(UsageError):
         found = read_json(holder)
         if found.keys() >= {"pid", "host", "since"}:

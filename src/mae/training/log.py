@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: JSON lines, and TensorBoard."""
+"""Logs of a run: JSON lines and TensorBoard."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,17 +14,17 @@ LogRow = Mapping[str, Any]
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is told the numbers of a run as it goes."""
+    """Gets the rows of a run's log."""
 
     def log(self, row: LogRow) -> None:
         """Take a row: the numbers of the steps since the last one, or those of an `evaluation`, without a loss."""
 
     def close(self) -> None:
-        """The run is over, well or not."""
+        """The run is over, finished or not."""
 
 
 class JsonLines:
-    """Appends each row to a file; rows after the step a resumed run starts from are taken out first.
+    """Appends each row to a file; rows after the step that a resumed run starts from are removed first.
 
     Args:
         path: the file.
@@ -48,7 +48,7 @@ class JsonLines:
 
 
 def read_rows(path: Path, *, complete: bool = False) -> list[dict[str, Any]]:
-    """The rows of a metrics file; none where there is no file. A last line cut short by a kill is left out.
+    """The rows of a metrics file; none where there is no file. A last line cut short by a kill is skipped.
 
     Args:
         path: the file.
@@ -76,7 +76,7 @@ def read_rows(path: Path, *, complete: bool = False) -> list[dict[str, Any]]:
 
 
 def loss_rows(rows: Iterable[LogRow]) -> list[LogRow]:
-    """The rows that hold a loss; those of evaluations are left out."""
+    """The rows that hold a loss, without those of evaluations."""
     return [row for row in rows if "loss" in row]
 
 
@@ -106,5 +106,5 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, row["samples"])
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush."""
         self._writer.close()

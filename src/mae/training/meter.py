@@ -1,5 +1,7 @@
 """The numbers of the steps since the last log row, summed on the device and read once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -8,13 +10,13 @@ from torch import Tensor
 
 
 class Meter:
-    """Sums loss, terms and gradient norm without asking the device for them, and times the wait for data."""
+    """Sums loss, terms and gradient norm without waiting for the device, and times the wait for data."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was counted; time runs from now."""
+        """Reset; time runs from now."""
         self._sums: dict[str, Tensor] = {}
         self._counted: Tensor | int = 0
         self._steps = 0
@@ -22,15 +24,18 @@ class Meter:
         self._began = perf_counter()
 
     def waited(self, seconds: float) -> None:
-        """Time spent waiting for a batch."""
+        """Add time spent waiting for a batch."""
         self._waited += seconds
 
-    def left_out(self, seconds: float) -> None:
-        """Time spent on other things than training, such as saving; it does not count in the speed."""
-        self._began += seconds
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, time does not count in the speed: for other things than training, such as saving."""
+        began = perf_counter()
+        yield
+        self._began += perf_counter() - began
 
     def step(self, values: dict[str, Tensor], finite: Tensor) -> None:
-        """The named numbers of one optimizer step; those of a step that is not finite are left out of the means."""
+        """Add the named numbers of one optimizer step; the means exclude steps that are not finite."""
         for name, value in values.items():
             value = torch.where(finite, value.detach().float(), 0.0)
             self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -38,9 +43,9 @@ class Meter:
         self._steps += 1
 
     def read(self, samples_per_step: int) -> tuple[Tensor, list[str], dict[str, Any]]:
-        """Means of the numbers since the last call, their names, and how fast it went; starts afresh.
+        """Means of the numbers since the last call, their names, and the speed; then resets.
 
-        The means are nan where every step since then was left out.
+        The means are nan where every step since then was skipped.
         """
         seconds = max(perf_counter() - self._began, 1e-9)
         names = list(self._sums)

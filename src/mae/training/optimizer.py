@@ -10,10 +10,10 @@ from mae.training.muon import Muon
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Decayed and undecayed trainable parameters, by name.
+    """Trainable parameters with and without weight decay, by name.
 
-    Vectors and biases are not decayed; class and mask tokens are, as in the official code: they have three
-    dimensions there too.
+    Vectors and biases have none; class and mask tokens have, as in the official code, where they have three
+    dimensions too.
     """
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     plain = [(name, p) for name, p in named if p.ndim <= 1 or name.endswith(".bias")]
@@ -34,15 +34,15 @@ def layered_groups(
     weight_decay: float,
     undecayed: Collection[str],
 ) -> list[dict[str, Any]]:
-    """Trainable parameters by layer, by name, each group with the share of the rate it learns with (BEiT; MAE, A.1).
+    """Trainable parameters by layer, by name, with layer-wise learning-rate decay (BEiT; MAE, A.1).
 
     Vectors, biases and the `undecayed` have no weight decay.
 
     Args:
         module: whose parameters.
         layer_of: from a parameter's name to its layer, 0 nearest the input.
-        num_layers: the layer that learns with the full rate, in a transformer its depth + 1.
-        decay: share of the rate from one layer to the one before: `lr_scale = decay ** (num_layers - layer)`.
+        num_layers: the layer with the full rate, in a transformer its depth + 1.
+        decay: factor of the rate from one layer to the one before: `lr_scale = decay ** (num_layers - layer)`.
         weight_decay: of matrices.
         undecayed: names of parameters of two dimensions or more without weight decay, such as positions.
     """
@@ -76,7 +76,7 @@ def make_optimizer(module: nn.Module, *, weight_decay: float, betas: tuple[float
 
 
 def _orthogonal_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the matrices of blocks in groups of their own; what leads in and out of blocks is none of them."""
+    """The groups with the matrices of blocks in groups of their own; embeddings and heads are none of them."""
     apart = [
         {
             **group,

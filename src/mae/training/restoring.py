@@ -1,7 +1,7 @@
-"""From a checkpoint back into a module and its optimizer, after a look at everything in it.
+"""Restore a module and its optimizer from a checkpoint, after checking everything in it.
 
-The files may be another's, or edited with their manifest made anew: every tensor must have the name, the shape and the
-type that this module and this optimizer would have written, and values that a training can have.
+The files may be of another run, or edited along with their manifest: every tensor must have the name, shape and dtype
+that this module and this optimizer would have written, and values that a training can have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from mae.errors import MAEError
 from mae.training.checkpoint import check, folder_step
 from mae.training.distributed import World
 from mae.training.lars import LARS
-from mae.training.sharding import divided_like
+from mae.training.sharding import sharded_like
 from mae.training.state import MODEL, OPTIMIZER, read_manifest, refused
 
 _NUM_NAMED = 3
@@ -31,16 +31,16 @@ _IN_FILES = {
 }
 _DTYPES = {str(dtype): dtype for dtype in _IN_FILES}
 
-_Form = tuple[torch.dtype, tuple[int, ...]]
-"""Type and shape of a tensor."""
+_Spec = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 
 def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-    """Put a checkpoint's weights and running averages back, in every process.
+    """Restore a checkpoint's weights and running averages, in every process.
 
     Args:
         path: the checkpoint; the main process alone reads it, the others may give None.
-        module: gets the weights, whole or divided among the processes.
+        module: gets the weights, whole or sharded over the processes.
         optimizer: AdamW, Muon or LARS; gets the running averages.
         world: the processes.
 
@@ -52,13 +52,13 @@ def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world
     def read() -> dict[str, Any]:
         assert path is not None
         if wrong := check(path):
-            raise MAEError(f"{wrong}; delete that folder to go on from an earlier checkpoint")
+            raise MAEError(f"{wrong}; delete that folder to resume from an earlier checkpoint")
         steps = read_manifest(path, folder_step=folder_step(path)).step
         stored[MODEL] = _tensors_of(path, MODEL, _weights_of(module))
         stored[OPTIMIZER] = _tensors_of(path, OPTIMIZER, _averages_of(module, optimizer))
         if wrong := _wrong_average(stored[OPTIMIZER], steps):
             raise refused(path, f"{path / OPTIMIZER}: {wrong}")
-        # What the others must make room for.
+        # What the others must allocate.
         return {
             file: {name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()}
             for file, tensors in stored.items()
@@ -69,19 +69,19 @@ def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world
     with torch.no_grad():
         for name, form in table[MODEL].items():
             received = _received(stored.get(MODEL, {}).get(name), form, weights[name].device, world)
-            weights[name].copy_(divided_like(weights[name], received))
+            weights[name].copy_(sharded_like(weights[name], received))
     _load_optimizer(module, optimizer, table[OPTIMIZER], stored.get(OPTIMIZER, {}), world)
 
 
-def _weights_of(module: nn.Module) -> dict[str, _Form]:
+def _weights_of(module: nn.Module) -> dict[str, _Spec]:
     """The weights that a checkpoint of this module holds."""
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in module.state_dict().items()}
 
 
-def _averages_of(module: nn.Module, optimizer: Optimizer) -> dict[str, _Form]:
-    """The running averages that a checkpoint of this optimizer holds: of each parameter that it moves, all of them."""
+def _averages_of(module: nn.Module, optimizer: Optimizer) -> dict[str, _Spec]:
+    """The running averages that a checkpoint of this optimizer holds: all of every parameter that it updates."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    forms: dict[str, _Form] = {}
+    forms: dict[str, _Spec] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for kind in _kinds(optimizer, group):
@@ -99,11 +99,11 @@ def _kinds(optimizer: Optimizer, group: Mapping[str, Any]) -> tuple[str, ...]:
     return (_STEP, "exp_avg", _SQUARES)
 
 
-def _tensors_of(path: Path, name: str, expected: Mapping[str, _Form]) -> dict[str, Tensor]:
-    """The tensors in a file of a checkpoint, which are exactly those that are expected; their values are finite.
+def _tensors_of(path: Path, name: str, expected: Mapping[str, _Spec]) -> dict[str, Tensor]:
+    """The tensors in a file of a checkpoint: exactly the expected ones, with finite values.
 
     Raises:
-        MAEError: they are not; where names, types or shapes differ no value was read.
+        MAEError: others; where names, dtypes or shapes differ no value was read.
     """
     file = path / name
     try:
@@ -119,7 +119,7 @@ def _tensors_of(path: Path, name: str, expected: Mapping[str, _Form]) -> dict[st
     return tensors
 
 
-def _wrong_names(found: set[str], expected: Mapping[str, _Form]) -> str:
+def _wrong_names(found: set[str], expected: Mapping[str, _Spec]) -> str:
     if missing := [name for name in expected if name not in found]:
         return f"it lacks {_some(missing)}"
     if unknown := sorted(found - expected.keys()):
@@ -127,7 +127,7 @@ def _wrong_names(found: set[str], expected: Mapping[str, _Form]) -> str:
     return ""
 
 
-def _wrong_form(opened: Any, expected: Mapping[str, _Form]) -> str:
+def _wrong_form(opened: Any, expected: Mapping[str, _Spec]) -> str:
     for name, (dtype, shape) in expected.items():
         part = opened.get_slice(name)
         found = part.get_dtype(), tuple(part.get_shape())
@@ -137,7 +137,7 @@ def _wrong_form(opened: Any, expected: Mapping[str, _Form]) -> str:
 
 
 def _wrong_average(averages: Mapping[str, Tensor], steps: int) -> str:
-    """What no optimizer has after so many steps, of which some may have been left out; empty: nothing."""
+    """What is wrong with running averages after so many steps, of which some may have been skipped; empty: nothing."""
     counted: dict[str, float] = {}
     for name, tensor in averages.items():
         kind = name.rpartition("/")[2]
@@ -165,7 +165,7 @@ def _received(stored: Tensor | None, form: Sequence[Any], device: torch.device, 
     shape, dtype = form
     if stored is None:
         here = torch.empty(shape, dtype=_DTYPES[dtype], device=device)
-    else:  # a copy: what was read is the file itself, which would keep its room on the disk and must not change
+    else:  # a copy: the tensor maps the file, which must not change and would stay on the disk after its deletion
         here = stored.to(device, copy=True)
     world.broadcast(here)
     return here
@@ -182,7 +182,7 @@ def _load_optimizer(
     for full_name, form in table.items():
         name, key = full_name.rsplit("/", 1)
         parameter = parameters[name]
-        # AdamW wants its step counter where it put it, the averages beside the weights.
+        # AdamW expects its step counter where it created it, the averages on the weights' device.
         device = optimizer.param_groups[0]["params"][0].device if key == _STEP else parameter.device
         received = _received(stored.get(full_name), form, device, world)
-        optimizer.state[parameter][key] = received if key == _STEP else divided_like(parameter, received)
+        optimizer.state[parameter][key] = received if key == _STEP else sharded_like(parameter, received)

@@ -1,4 +1,4 @@
-"""What stands where in the folder of a run."""
+"""The files in the folder of a run."""
 
 import os
 from collections.abc import Mapping
@@ -26,22 +26,22 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """Everything the run was told, `PretrainConfig` as JSON."""
+        """The run's configuration, `RunConfig` as JSON."""
         return self.root / "config.json"
 
     @property
     def data(self) -> Path:
-        """What was found in the source: count, fingerprint, statistics, unreadable files."""
+        """Facts of the source: count, fingerprint, statistics, unreadable files."""
         return self.root / "data.json"
 
     @property
     def metrics(self) -> Path:
-        """The numbers of the run, a JSON object a line."""
+        """The log of the run, one JSON object per line."""
         return self.root / "metrics.jsonl"
 
     @property
     def summary(self) -> Path:
-        """How it ended."""
+        """The summary of a finished run."""
         return self.root / "summary.json"
 
     @property
@@ -55,7 +55,7 @@ class RunFolder:
         return self.root / "panels"
 
     def failure(self, step: int) -> Path:
-        """What was written down of the step after `step` steps, which ended the run."""
+        """The captured step after `step` steps, which ended the run."""
         return self.root / "failures" / f"step-{step + 1:08d}"
 
     def panel(self, step: int) -> Path:
@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started here."""
         return self.config.is_file()
 
     def check_new(self) -> None:
@@ -94,7 +94,7 @@ class RunFolder:
             raise UsageError(f"{self.root} cannot be made: {there} may not be written to; choose another --out")
 
     def _is_free(self) -> bool:
-        """Whether it is an empty folder, or holds what a start leaves that was killed before it had begun a run."""
+        """Whether the folder is empty, or holds what a start leaves that was killed before its run began."""
         if not self.root.is_dir():
             return False
         locks = {self.root / LOCK, self.root / HOLDER}
@@ -102,7 +102,7 @@ class RunFolder:
         return leftovers.issuperset(self.root.iterdir()) and not (self.panels.is_dir() and any(self.panels.iterdir()))
 
     def begin(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Make the folder of a new run; `config.json` comes last, and with it the folder holds a run.
+        """Make the folder of a new run; `config.json` comes last, and makes it hold a run.
 
         Raises:
             UsageError: see `check_new`.
@@ -114,7 +114,7 @@ class RunFolder:
 
 
 def new_run_folder(parent: Path, name: str) -> RunFolder:
-    """A folder that is not there yet: `parent/name`, `parent/name-2` and so on."""
+    """A folder that does not exist yet: `parent/name`, `parent/name-2` and so on."""
     number, root = 1, parent / name
     while os.path.lexists(root):
         number += 1
@@ -123,7 +123,7 @@ def new_run_folder(parent: Path, name: str) -> RunFolder:
 
 
 def claim_run_folder(parent: Path, name: str) -> RunFolder:
-    """Make the folder that `new_run_folder` names; of two processes that do so at once each gets its own."""
+    """Make the folder that `new_run_folder` names; two processes that do so at once get different ones."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         folder = new_run_folder(parent, name)

@@ -1,4 +1,4 @@
-"""What the JSON files of a run tell, checked before it is believed; no PyTorch here."""
+"""The JSON files of a run, checked before use; no PyTorch here."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ class _StartFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImageFacts:
-    """What `data.json` holds."""
+    """The contents of `data.json`."""
 
     source: str = ""
     images: int = 1
@@ -47,13 +47,13 @@ class _ImageFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class _SummaryFacts:
-    """What is read of `summary.json`."""
+    """The entries of `summary.json` that are read."""
 
     steps: int = 1
     samples: int = 1
     loss: float = 0.0
     terms: dict[str, float] | None = None
-    yardsticks: dict[str, float] | None = None
+    baselines: dict[str, float] | None = None
     seconds: float = 0.0
     images_per_second: float = 1.0
 
@@ -69,7 +69,7 @@ class _SummaryFacts:
 
 
 def read_image_facts(path: Path, *, needed: Collection[str]) -> dict[str, Any]:
-    """What a run's `data.json` holds.
+    """The contents of a run's `data.json`.
 
     Args:
         path: the file.
@@ -82,12 +82,12 @@ def read_image_facts(path: Path, *, needed: Collection[str]) -> dict[str, Any]:
 
 
 def read_summary(path: Path, *, needed: Collection[str]) -> dict[str, Any]:
-    """What a run's `summary.json` holds; see `read_image_facts`."""
+    """The contents of a run's `summary.json`; see `read_image_facts`."""
     return _checked(_SummaryFacts, path, needed)
 
 
 def _checked(kind: type[Any], path: Path, needed: Collection[str]) -> dict[str, Any]:
-    """The file's values; entries that `kind` does not know are nobody's business here."""
+    """The file's values; entries that `kind` does not have are ignored."""
     values = records.read_json(path)
     known = {field.name for field in fields(kind)}
     try:
@@ -105,12 +105,12 @@ def _expect(name: str, value: object, holds: bool, expected: str) -> None:
 
 
 _OF_A_LOSS_ROW = ("loss", "lr", "grad_norm", "images_per_second", "data_wait", "seconds", "terms", "samples")
-_TABLES = ("terms", "evaluation", "yardsticks")
+_TABLES = ("terms", "evaluation", "baselines")
 _LARGEST = 1 << 63
 
 
 def wrong_row(row: object, *, complete: bool) -> str:
-    """What no run writes about a line of `metrics.jsonl`; empty: nothing.
+    """What is wrong with a row of `metrics.jsonl`; empty: nothing.
 
     Args:
         row: the line as JSON.

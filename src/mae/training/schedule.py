@@ -6,13 +6,13 @@ from math import cos, pi
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine:
-    """From 0 in a straight line to the peak, then half a cosine down to the floor (He et al. 2021, A.1).
+    """Linear warm-up to the peak, then a cosine schedule down to the floor (He et al. 2021, A.1).
 
     Attributes:
-        peak: highest rate.
-        floor: rate at the end.
-        warmup_samples: samples over which the rate rises.
-        total_samples: samples of the whole run.
+        peak: highest learning rate.
+        floor: learning rate at the end.
+        warmup_samples: of the warm-up.
+        total_samples: of the whole run.
     """
 
     peak: float
@@ -21,7 +21,7 @@ class WarmupCosine:
     total_samples: float
 
     def __call__(self, samples: float) -> float:
-        """The rate of the step that begins after `samples` samples."""
+        """The learning rate of the step that begins after `samples` samples."""
         if samples < self.warmup_samples:
             return self.peak * samples / self.warmup_samples
         progress = (samples - self.warmup_samples) / max(self.total_samples - self.warmup_samples, 1)

@@ -1,7 +1,7 @@
-"""A module divided among the processes (FSDP2), for models whose weights and averages do not fit on every GPU.
+"""A module sharded over the processes (FSDP2), for models whose weights and averages do not fit on every GPU.
 
-DTensor's and FSDP's classes are known by their methods where that will do: importing them takes more than a second,
-which a run that divides nothing need not wait for.
+DTensor's and FSDP's classes are recognised by their methods where possible: importing them takes more than a second,
+which a run that shards nothing need not wait for.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ _DTYPES = {"bf16": torch.bfloat16}
 
 
 def shard(module: nn.Module, precision: str) -> None:
-    """Divide a module's parameters among the processes, in place; make its optimizer afterwards.
+    """Shard a module's parameters over the processes, in place; make its optimizer afterwards.
 
-    Each member of an `nn.Sequential` is gathered when it computes and given back after it, the rest with the whole
+    Each member of an `nn.Sequential` is gathered for its computation and freed after it, the rest with the whole
     module. With `bf16` they are gathered, and gradients computed, in bf16; weights, averages and the sums of gradients
     over processes stay in float32.
 
@@ -35,19 +35,19 @@ def shard(module: nn.Module, precision: str) -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` divided it."""
+    """Whether `shard` was applied to it."""
     return hasattr(module, "set_requires_gradient_sync")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is divided among the processes, put together; every process must ask for it."""
-    full: Tensor = tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    """The full tensor of a sharded one; every process must call it."""
+    full: Tensor = tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return full
 
 
-def divided_like(like: Tensor, tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, if `like` is divided; everybody has the whole, so nothing is sent."""
-    if not _is_divided(like):
+def sharded_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """This process's shard of a tensor, if `like` is sharded; all have the whole tensor, so nothing is sent."""
+    if not _is_sharded(like):
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -55,13 +55,13 @@ def divided_like(like: Tensor, tensor: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _is_divided(tensor: Tensor) -> bool:
+def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
 @contextmanager
 def exchanging_gradients(module: nn.Module, exchange: bool) -> Iterator[None]:
-    """Whether the backward passes inside exchange gradients between processes; they add up where they do not."""
+    """Whether the backward passes inside exchange gradients between processes; otherwise these accumulate."""
     if is_sharded(module):
         module.set_requires_gradient_sync(exchange)  # type: ignore[operator]
         yield

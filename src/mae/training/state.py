@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in JSON, checked value by value: the manifest and the state of the training.
+"""The JSON files of a checkpoint, checked value by value: its manifest and the state of the training.
 
 No PyTorch here. Files may come from anyone, or may have been edited by hand.
 """
@@ -18,7 +18,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What was written into a file.
+    """Facts of a written file.
 
     Attributes:
         bytes: its size.
@@ -31,7 +31,7 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint's manifest tells.
+    """The manifest of a checkpoint.
 
     Attributes:
         step: optimizer steps done, 1 or more.
@@ -56,15 +56,15 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """How far a training is, beside weights and averages.
+    """The state of a training, beside weights and running averages.
 
     Attributes:
         step: optimizer steps done, 1 or more.
         samples: samples seen.
-        seconds: how long that took.
+        seconds: of training so far.
         scaler: the state of fp16's gradient scaler; empty in other precisions.
-        went_back_at: the step at which broken steps last sent the run back to a checkpoint; None: never.
-        identity: what run this is, by name.
+        rolled_back_at: the step at which the run last rolled back to a checkpoint; None: never.
+        identity: of the run, by name.
 
     Raises:
         UsageError: a value that no training has.
@@ -74,15 +74,15 @@ class TrainingState:
     samples: int
     seconds: float
     scaler: dict[str, int | float]
-    went_back_at: int | None
+    rolled_back_at: int | None
     identity: dict[str, Any]
 
     def __post_init__(self) -> None:
-        back = self.went_back_at
+        back = self.rolled_back_at
         self._expect("step", self.step >= 1, "1 or more")
         self._expect("samples", self.samples >= self.step, f"{self.step} (a sample a step) or more")
         self._expect("seconds", 0 <= self.seconds < inf, "a finite number of 0 or more")
-        self._expect("went_back_at", back is None or 0 < back <= self.step, f"null, or 1 to {self.step}")
+        self._expect("rolled_back_at", back is None or 0 < back <= self.step, f"null, or 1 to {self.step}")
 
     def _expect(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
@@ -97,12 +97,12 @@ def read_manifest(path: Path, *, folder_step: int | None) -> Manifest:
         folder_step: the step in the folder's name; None: it has another name.
 
     Raises:
-        UsageError: no manifest, or one of another step.
+        UsageError: no manifest, or that of another step.
     """
     file = path / MANIFEST
     found = records.read_record(Manifest, file, what="entry")
     if folder_step not in (None, found.step):
-        raise UsageError(f"{file}: step is {found.step}; expected {folder_step}, as its folder is called")
+        raise UsageError(f"{file}: step is {found.step}; expected {folder_step}, as in its folder's name")
     return found
 
 
@@ -114,16 +114,57 @@ def read_training_state(path: Path, *, folder_step: int | None) -> TrainingState
         folder_step: see `read_manifest`.
 
     Raises:
-        MAEError: none, or one of another step.
+        MAEError: no state, or that of another step.
     """
 
     def read() -> TrainingState:
         found = records.read_record(TrainingState, path / STATE, what="entry")
         if folder_step not in (None, found.step):
-            raise UsageError(f"{path / STATE}: step is {found.step}; expected {folder_step}, as its folder is called")
+            raise UsageError(f"{path / STATE}: step is {found.step}; expected {folder_step}, as in its folder's name")
         return found
 
     return valid(path, read)
+
+
+def check_run(
+    path: Path,
+    state: TrainingState,
+    *,
+    identity: Mapping[str, Any],
+    batch_size: int,
+    total_steps: int,
+    scaler: Mapping[str, int | float],
+) -> None:
+    """Refuse a checkpoint that a run cannot have written.
+
+    Args:
+        path: of the checkpoint.
+        state: in it.
+        identity: of the run.
+        batch_size: of the run.
+        total_steps: of the run.
+        scaler: the state of a fresh gradient scaler of the run.
+
+    Raises:
+        MAEError: another run wrote it, or its values were edited.
+    """
+    for name, value in identity.items():
+        if name not in state.identity or state.identity[name] != value:
+            other = records.shown(state.identity[name]) if name in state.identity else "nothing"
+            raise MAEError(
+                f"{path} was written with {name} {other}, this run has {records.shown(value)}; start a new run in "
+                "another folder, or resume with the options it was started with"
+            )
+    samples = state.step * batch_size
+    wrong = check_scaler(state.scaler, scaler)
+    if unknown := sorted(state.identity.keys() - identity.keys()):
+        wrong = f"identity has the entries {records.shown(unknown)}, which this run does not have"
+    if state.samples != samples:
+        wrong = f"samples is {state.samples}; expected {samples}, batches of {batch_size}"
+    if state.step > total_steps:
+        wrong = f"step is {state.step}; expected at most {total_steps}, the steps of this run"
+    if wrong:
+        raise refused(path, f"{path / STATE}: {wrong}")
 
 
 def check_scaler(given: Mapping[str, int | float], usual: Mapping[str, int | float]) -> str:
@@ -142,15 +183,15 @@ def check_scaler(given: Mapping[str, int | float], usual: Mapping[str, int | flo
     for name, value in given.items():
         holds = changing[name](value) if name in changing else value == usual[name]
         if not holds:
-            return f"scaler's {name} is {value}; a scaler has, for one, {usual[name]}"
+            return f"scaler's {name} is {value}; expected, for example, {usual[name]}"
     return ""
 
 
 def valid(path: Path, read: Callable[[], _Record]) -> _Record:
-    """What is read of a checkpoint whose files are those that its manifest lists.
+    """What `read` returns, for a checkpoint whose files match its manifest.
 
     Raises:
-        MAEError: it is not valid; says which folder to delete.
+        MAEError: the values are not valid; names the folder to delete.
     """
     try:
         return read()
@@ -159,8 +200,8 @@ def valid(path: Path, read: Callable[[], _Record]) -> _Record:
 
 
 def refused(path: Path, wrong: str) -> MAEError:
-    """The error for a checkpoint that is as it was written by its manifest, and yet is none of this run."""
+    """The error for a checkpoint that matches its manifest, and yet is none of this run."""
     return MAEError(
-        f"{wrong}; the manifest beside it was made anew, or another version of mae wrote it: delete {path} "
-        "to go on from an earlier checkpoint"
+        f"{wrong}; the checkpoint was edited, or another version of mae wrote it: delete {path} "
+        "to resume from an earlier checkpoint"
     )

@@ -1,0 +1,1 @@
+"""The shared types, the contracts and the configuration: read these first."""

@@ -1,0 +1,387 @@
+"""What each part of a method promises, and what it may read; the first thing to look at before writing one.
+
+A component of your own may inherit from the class of its slot here, which gives the usual answers, or have the same
+attributes without it. Whoever treats components differently asks an attribute named here, never a class or a name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import floor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from mae.core.component import Component
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest
+from mae.errors import UsageError
+
+if TYPE_CHECKING:
+    from mae.core.method import MethodConfig
+
+_MAX_TABLE = 1 << 28
+"""Values of a table of positions: it must fit in memory."""
+
+
+@dataclass(frozen=True)
+class Tokenizer(Component):
+    """What samples are, and how they are cut into tokens: one per modality.
+
+    Attributes:
+        layout: sizes of a sample and of its tokens.
+        mean, std: of each channel, of samples that are normalised; None where they are not known.
+        channels: names of the channels in order; None where they have none.
+        nodata: the value that stands for no measurement in files; None: every value is one.
+        pixel_dtype: type of the values in files, which gives the unit of `mean` and `std`; None where it is not known.
+    """
+
+    slot: ClassVar[str] = "tokenizer"
+
+    if TYPE_CHECKING:
+        mean: Any
+        std: Any
+        channels: Any
+        nodata: Any
+        pixel_dtype: Any
+
+    @property
+    def layout(self) -> Layout:
+        """Of the samples that the model is made for."""
+        raise NotImplementedError
+
+    def layout_of(self, x: Tensor) -> Layout:
+        """Of these samples `[B, C, *size]`, which may have another size.
+
+        Raises:
+            UsageError: samples of a wrong shape or type.
+        """
+        raise NotImplementedError
+
+    def cut(self, x: Tensor, tokens: Int64[Tensor, "B M"] | None = None) -> Float[Tensor, "B M P"]:
+        """Raw values of the given tokens (None: every token in raster order)."""
+        raise NotImplementedError
+
+    def join(self, values: Float[Tensor, "B N P"], layout: Layout) -> Tensor:
+        """The samples of a whole grid of tokens; the inverse of `cut`."""
+        raise NotImplementedError
+
+    def embed(self, dim: int) -> nn.Module:
+        """A module from samples and the numbers of tokens (None: all) to `[B, V, dim]`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mask(Component):
+    """Which tokens are masked.
+
+    Attributes:
+        ratio: fraction of the tokens that is masked.
+        uniform: whether every position is masked equally often and every set of tokens equally likely.
+        predicts_all: whether all masked tokens are predicted in training.
+        reads: what of a request it needs beside layout and keys: the samples (`x`), the teacher's attention (`scores`).
+    """
+
+    slot: ClassVar[str] = "mask"
+    uniform: ClassVar[bool] = True
+    predicts_all: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    if TYPE_CHECKING:
+        ratio: Any
+
+    def num_visible(self, layout: Layout, ratio: float | None = None) -> int:
+        """How many tokens stay visible; `ratio` None: the strategy's own.
+
+        Raises:
+            UsageError: the ratio is out of range, or would leave no visible or no masked token.
+        """
+        if ratio is not None:  # checked as any other is
+            return replace(self, ratio=ratio).num_visible(layout)
+        num_tokens = layout.num_tokens
+        # The product of floats may fall a hair below the whole number it stands for: 10 * (1 - 0.9) < 1.
+        num_visible = floor(num_tokens * (1 - self.ratio) + 1e-6)
+        if not 0 < num_visible < num_tokens:
+            raise UsageError(
+                f"mask_ratio {self.ratio} on a grid of {'x'.join(map(str, layout.grid))} = {num_tokens} patches leaves "
+                f"{num_visible} visible and {num_tokens - num_visible} masked; each must be at least 1: "
+                "use smaller patches, larger images or another ratio"
+            )
+        return num_visible
+
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        """The plan of each sample, a pure function of its key; all samples have equally many visible tokens.
+
+        Raises:
+            UsageError: see `num_visible`.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The samples of a step.
+
+    Attributes:
+        x: normalised samples; views of the same one stand in a row.
+        tokenizer: of the method.
+        keys: one a row; None where they are not known.
+        views: rows of each sample.
+    """
+
+    x: Float[Tensor, "B C *size"]
+    tokenizer: Tokenizer
+    keys: Int64[Tensor, " B"] | None = None
+    views: int = 1
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes of these samples and of their tokens."""
+        return self.tokenizer.layout_of(self.x)
+
+    def cut(self, tokens: Int64[Tensor, "B M"] | None = None) -> Float[Tensor, "B M P"]:
+        """Raw values of the given tokens (None: every token in raster order)."""
+        return self.tokenizer.cut(self.x, tokens)
+
+    def paired(self, values: Float[Tensor, "B ..."]) -> Float[Tensor, "samples views ..."]:
+        """Values of each row with those of the other views of its sample beside them."""
+        return values.unflatten(0, (-1, self.views))
+
+
+Taught = Mapping[str, Tensor]
+"""What a teacher says of a batch, by name."""
+
+
+@dataclass(frozen=True)
+class Target(Component):
+    """What the decoder must predict.
+
+    Attributes:
+        to_pixels: from target values to raw ones, `(values, batch, tokens) -> [B, M, P]`; None where there is no way
+            back: no panels are then drawn, no PSNR is measured.
+        reads_whole: whether a token's target depends on samples beyond that token.
+        needs: names of the teacher's outputs it reads.
+    """
+
+    slot: ClassVar[str] = "target"
+    to_pixels: ClassVar[Any] = None
+    reads_whole: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def width(self, layout: Layout) -> int:
+        """Values predicted for a token: the size of the decoder's head."""
+        raise NotImplementedError
+
+    def __call__(
+        self, batch: Batch, tokens: Int64[Tensor, "B M"] | None = None, taught: Taught | None = None
+    ) -> Float[Tensor, "B M P"]:
+        """Target values of the given tokens (None: every token in raster order), float32."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Loss(Component):
+    """The distance of prediction and target."""
+
+    slot: ClassVar[str] = "loss"
+
+    def __call__(
+        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
+    ) -> Float[Tensor, ""]:
+        """A scalar, float32; `weight` says how much each token counts, None: each alike."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """All that a term may read.
+
+    Attributes:
+        batch: the samples.
+        plan: their mask.
+        encoded: what the encoder made of the visible tokens.
+        prediction: of the tokens in `plan.predicted`, in target units.
+        target: true values of the same.
+        std: what one unit of the target is in the samples' own unit; None: the same, or a target that is no pixels.
+        taught: the teacher's outputs.
+    """
+
+    batch: Batch
+    plan: MaskPlan
+    encoded: Encoded
+    prediction: Float[Tensor, "B M P"]
+    target: Float[Tensor, "B M P"]
+    std: Float[Tensor, "B M 1"] | None
+    taught: Taught
+
+    @property
+    def features(self) -> Float[Tensor, "B D"]:
+        """The mean visible token of each row, float32."""
+        tokens = self.encoded.tokens[:, self.encoded.num_prefix :]
+        if self.encoded.places is None:  # mask tokens stand among them
+            tokens = tokens.gather(1, self.plan.visible.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        return tokens.float().mean(dim=1)
+
+    def masked_pixels(self) -> Tensor:
+        """Where samples are masked, `[B, 1, *size]`, true = masked."""
+        layout = self.batch.layout
+        where = self.plan.hidden.unsqueeze(-1).expand(-1, -1, layout.token_values // layout.channels)
+        return self.batch.tokenizer.join(where, layout)
+
+    def pixel_error(self, *, raw: bool = False) -> Tensor:
+        """Prediction minus target as samples `[B, C, *size]`, in the samples' own unit.
+
+        A per-patch normalised prediction is brought back with the true mean and std of its patch, so an error counts by
+        the contrast of the patch it is made in.
+
+        Args:
+            raw: with the errors of visible tokens, which must then be predicted; else those are 0.
+        """
+        error = self.prediction.float() - self.target
+        if self.std is not None:  # the mean is in both and cancels
+            error = error * self.std
+        whole = self.plan.on_grid(error)
+        if not raw and self.plan.visible.shape[1] + self.plan.predicted.shape[1] > self.plan.hidden.shape[1]:
+            whole = whole * self.plan.hidden.unsqueeze(-1)  # visible ones are predicted too
+        return self.batch.tokenizer.join(whole, self.batch.layout)
+
+
+@dataclass(frozen=True)
+class Term(Component):
+    """Something added to the loss, times its weight.
+
+    Attributes:
+        weight: how much it counts; 0: not at all.
+        reads_batch: whether it compares samples of a batch, which micro-batches then change.
+        reads_pixels: whether it reads `pixel_error`, which only a target with `to_pixels` has.
+        reads_whole: whether it reads samples as wholes, which partial prediction and missing values leave holes in.
+        predicts_visible: whether it reads predictions of visible tokens.
+        needs: names of the teacher's outputs it reads.
+    """
+
+    slot: ClassVar[str] = "term"
+    reads_batch: ClassVar[bool] = False
+    reads_pixels: ClassVar[bool] = False
+    reads_whole: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    if TYPE_CHECKING:
+        weight: Any
+
+    @property
+    def predicts_visible(self) -> bool:
+        """Whether predictions of visible tokens are read."""
+        return False
+
+    def __call__(self, step: Step) -> Float[Tensor, ""]:
+        """A scalar, float32, not multiplied by `weight`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Encoder(Component):
+    """From the visible tokens to features.
+
+    Attributes:
+        embed_dim: width of a token.
+        depth: blocks.
+        mask_tokens: whether mask tokens stand where patches are masked, instead of nothing.
+    """
+
+    slot: ClassVar[str] = "encoder"
+
+    if TYPE_CHECKING:
+        embed_dim: Any
+        depth: Any
+        mask_tokens: Any
+
+    def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
+        """The network, with fresh weights from PyTorch's global generator."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Decoder(Component):
+    """Predicts the masked tokens from the encoded visible ones.
+
+    Attributes:
+        reads: the encoder's last level, or all of them.
+        needs_mask_tokens: whether it wants mask tokens to have passed the encoder.
+        min_tokens: encoded tokens there must be at least.
+    """
+
+    slot: ClassVar[str] = "decoder"
+    reads: ClassVar[Literal["last", "levels"]] = "last"
+    needs_mask_tokens: ClassVar[bool] = False
+    min_tokens: ClassVar[int] = 1
+
+    def build(
+        self, *, encoder: Any, layout: Layout, num_outputs: int, activation_checkpointing: bool = False
+    ) -> nn.Module:
+        """The network `(encoded, plan, layout) -> [B, M, num_outputs]`, with fresh weights.
+
+        Args:
+            encoder: the network it reads.
+            layout: of the samples it is made for.
+            num_outputs: values predicted for a token.
+            activation_checkpointing: whether blocks are computed again in the backward pass instead of kept.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Teacher(Component):
+    """A network that is not trained by gradients, and whose outputs targets and terms may read.
+
+    Attributes:
+        gives: names of its outputs.
+    """
+
+    slot: ClassVar[str] = "teacher"
+    gives: ClassVar[frozenset[str]] = frozenset()
+
+    def build(self, encoder: nn.Module) -> nn.Module:
+        """The network, made when the student's weights are there; `after_step(student, progress)` follows it."""
+        raise NotImplementedError
+
+
+def check_method(method: "MethodConfig") -> None:
+    """Refuse components that do not fit each other.
+
+    Raises:
+        UsageError: they do not.
+    """
+    layout, mask, target = method.tokenizer.layout, method.mask, method.target
+    width = max(value for _, part in method.components() if (value := getattr(part, "embed_dim", 0)) >= 0)
+    if layout.num_tokens * width > _MAX_TABLE:
+        raise UsageError(
+            f"img_size {layout.size} in patches of {layout.patch} makes {layout.num_tokens} tokens; of width {width} "
+            f"at most {_MAX_TABLE // width}"
+        )
+    whole = [part.kind for part in (target, *method.terms) if part.reads_whole]
+    for kind in whole:
+        if method.tokenizer.nodata is not None:
+            raise UsageError(f"{kind} reads whole samples, and those have gaps where no data is; leave it out")
+    for term in method.terms:
+        if term.reads_whole and not mask.predicts_all:
+            raise UsageError(
+                f"{term.kind} reads whole samples, and the mask leaves masked patches out of the prediction; leave one "
+                "of the two out"
+            )
+        if term.reads_pixels and target.to_pixels is None:
+            raise UsageError(
+                f"{term.kind} compares pixels, and the target {target.kind} has none; leave one of them out"
+            )
+    gives = frozenset() if method.teacher is None else method.teacher.gives
+    for part in (target, *method.terms):
+        if missing := sorted(part.needs - gives):
+            raise UsageError(
+                f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
+            )
+    if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
+        have = "" if method.encoder.mask_tokens else "no "
+        raise UsageError(
+            f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
+            f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
+        )
+    mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
+    target.width(layout)  # and so are tokens that the target cannot be made of

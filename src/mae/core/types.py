@@ -1,0 +1,188 @@
+"""The words used everywhere, and the shape legend.
+
+Shapes: `B` batch, `C` channels, `H W` pixels, `T` frames, `N` tokens of the grid, `V` visible tokens,
+`M` predicted tokens, `P` values per patch, `D` encoder width, `K` decoder width, `L` tokens in a sequence.
+Tokens are numbered in raster order (row by row) over the grid.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from mae.errors import UsageError
+
+Grid = tuple[int, ...]
+"""Lengths of the token grid's axes, `(h, w)`; always carried, never recovered from a square root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of a sample and of its tokens, over any number of axes.
+
+    Attributes:
+        size: lengths of the sample's axes, `(H, W)` for images.
+        patch: lengths of a token along each of them.
+        channels: values at each place.
+
+    Raises:
+        UsageError: a size that is not a positive multiple of the patch; the nearest ones are named.
+    """
+
+    size: tuple[int, ...]
+    patch: tuple[int, ...]
+    channels: int
+
+    def __post_init__(self) -> None:
+        pairs = list(zip(self.size, self.patch, strict=True))
+        if any(side <= 0 or side % patch != 0 for side, patch in pairs):
+            below = "x".join(str(max(1, side // patch) * patch) for side, patch in pairs)
+            above = "x".join(str(max(1, -(-side // patch)) * patch) for side, patch in pairs)
+            raise UsageError(
+                f"image size {_by(self.size)} is not a multiple of the patch size {_by(self.patch)}; "
+                f"nearest sizes that are: {below if below == above else f'{below} or {above}'}"
+            )
+
+    @property
+    def grid(self) -> Grid:
+        """Tokens along each axis."""
+        return tuple(side // patch for side, patch in zip(self.size, self.patch, strict=True))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sample, N."""
+        return prod(self.grid)
+
+    @property
+    def token_values(self) -> int:
+        """Values of a token, P."""
+        return prod(self.patch) * self.channels
+
+
+def _by(lengths: tuple[int, ...]) -> str:
+    return "x".join(map(str, lengths))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskPlan:
+    """Which tokens the encoder sees, which the decoder predicts, and how much each prediction counts.
+
+    Attributes:
+        visible: tokens the encoder sees, numbers in `[0, N)`.
+        predicted: tokens the decoder predicts, numbers in `[0, N)`.
+        weight: how much each prediction counts in the loss; None counts each alike.
+        hidden: True where a token is masked and the loss applies.
+    """
+
+    visible: Int64[Tensor, "B V"]
+    predicted: Int64[Tensor, "B M"]
+    weight: Float[Tensor, "B M"] | None = None
+    hidden: Bool[Tensor, "B N"]
+
+    def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
+        """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""
+        batch, num_tokens = self.hidden.shape
+        first = torch.arange(batch, device=values.device).unsqueeze(-1) * num_tokens  # of each image's rows
+        whole = values.new_zeros(batch * num_tokens, values.shape[-1])
+        # Rows copied whole: a scatter would look up each number's place.
+        whole.index_copy_(0, (first + self.predicted).flatten(), values.flatten(0, 1))
+        return whole.reshape(batch, num_tokens, -1)
+
+    def to(self, device: torch.device) -> "MaskPlan":
+        """The same plan on another device."""
+        return self._each(lambda values: values.to(device, non_blocking=True))
+
+    def take(self, rows: Any) -> "MaskPlan":
+        """The plan of some samples: a slice, numbers, or booleans."""
+        return self._each(lambda values: values[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "MaskPlan":
+        return MaskPlan(
+            visible=change(self.visible),
+            predicted=change(self.predicted),
+            weight=None if self.weight is None else change(self.weight),
+            hidden=change(self.hidden),
+        )
+
+    def predict_all(self) -> "MaskPlan":
+        """The same mask with every token predicted; only the hidden ones still count in the loss."""
+        batch, num_tokens = self.hidden.shape
+        everything = torch.arange(num_tokens, device=self.hidden.device).expand(batch, -1)
+        return replace(self, predicted=everything, weight=self.hidden.float())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskRequest:
+    """What a mask strategy is asked for.
+
+    Attributes:
+        layout: of the samples.
+        keys: one a sample, `[B]`; the plan is a pure function of it.
+        ratio: fraction to be masked, as a schedule wants it; None: the strategy's own.
+        x: the samples, for a strategy that reads them; None where there are none yet.
+        scores: how much the teacher attends to each token, for a strategy that asks for it.
+    """
+
+    layout: Layout
+    keys: Int64[Tensor, " B"]
+    ratio: float | None = None
+    x: Float[Tensor, "B ..."] | None = None
+    scores: Float[Tensor, "B N"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Encoded:
+    """What an encoder hands to a decoder.
+
+    Attributes:
+        levels: the tokens that enter the first block and those that leave each, where the decoder reads them; else the
+            last ones alone. The last ones have passed the final norm.
+        num_prefix: tokens that lead each level and have no place in the grid, as the class token.
+        places: numbers of the tokens that follow, `[B, V]`; None: every token of the grid in raster order, mask tokens
+            standing for the masked ones.
+    """
+
+    levels: Sequence[Float[Tensor, "B L D"]]
+    num_prefix: int
+    places: Int64[Tensor, "B V"] | None
+
+    @property
+    def tokens(self) -> Float[Tensor, "B L D"]:
+        """The last level."""
+        return self.levels[-1]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MAEOutput:
+    """What a pre-training forward returns; unpacks as the field's triple `loss, pred, mask`.
+
+    Attributes:
+        loss: the sum of the terms, each times its weight, float32.
+        terms: each named part of the loss, unweighted; `reconstruction` counts once.
+        prediction: what the decoder predicts for the tokens in `plan.predicted`, in target units.
+        plan: the mask that was used.
+        latent: the encoder's output for the visible tokens, class token first if there is one.
+    """
+
+    loss: Float[Tensor, ""]
+    terms: Mapping[str, Float[Tensor, ""]]
+    prediction: Float[Tensor, "B M P"]
+    plan: MaskPlan
+    latent: Float[Tensor, "B L D"]
+
+    @property
+    def pred(self) -> Float[Tensor, "B N P"]:
+        """The prediction on the whole grid in raster order; zeros where nothing was predicted."""
+        return self.plan.on_grid(self.prediction)
+
+    @property
+    def mask(self) -> Float[Tensor, "B N"]:
+        """1 where a patch was hidden, 0 where it was visible."""
+        return self.plan.hidden.float()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.loss, self.pred, self.mask))

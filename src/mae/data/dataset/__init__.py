@@ -1,0 +1,1 @@
+"""A source as the images of one run: one type, the same channels, checked statistics."""

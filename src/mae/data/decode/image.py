@@ -1,0 +1,294 @@
+"""Decodes image files safely: formats are recognised by content, sizes are checked before decoding.
+
+The format is decided by the first bytes, never by the file's name, and only six formats are ever tried. Pillow's
+format classes are called directly rather than through `Image.open`: that only reads the header, so this module's
+own limits decide, and Pillow's global limit with its warning is neither needed nor touched.
+"""
+
+import io
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from mae.data.decode import npy, tiff
+from mae.data.decode.jpeg import decode_jpeg, has_fast_decoder, plain_size
+from mae.data.decode.limits import ImageInfo, UnreadableImage, check_num_bytes, check_size, upright
+
+HEADER_BYTES = 16
+"""How much of a file `recognise` needs to see."""
+
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".npy")
+"""What names of image files end in; files are listed by these and then recognised by their content."""
+
+_OPENERS: dict[str, type[ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "TIFF": TiffImageFile,
+    "BMP": BmpImageFile,
+}
+_TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_ORIENTATION = 274
+_BAND_PIXELS = 1 << 22  # converted at a time: a whole image would take several times its memory
+_GREY = ("1", "L", "LA", "La")  # modes of Pillow's, with alpha and without
+_MAX_SCANS = 100  # of a JPEG; ten are usual, and each costs time for all pixels
+_MAX_RUN_LENGTHS = 16 << 20  # bytes and pixels of an RLE BMP, which Pillow decodes in Python
+_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
+_T = TypeVar("_T")
+_UINT8, _UINT16, _FLOAT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32)
+
+
+def recognise(head: bytes, *, name: str) -> str:
+    """The format of a file that starts with `head`: JPEG, PNG, WebP, TIFF, BMP or NPY.
+
+    Raises:
+        UnreadableImage: none of them.
+    """
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    if head[:4] in _TIFF_MAGIC:
+        return "TIFF"
+    if head.startswith(b"BM"):
+        return "BMP"
+    if head.startswith(npy.MAGIC):
+        return "NPY"
+    raise UnreadableImage(f"{name} starts with {head[:8]!r}; expected a JPEG, PNG, WebP, TIFF, BMP or NPY image")
+
+
+def decode(data: bytes, *, name: str, bands: int | None = None) -> np.ndarray:
+    """The pixels of an image file's first frame, `[H, W, C]`, upright.
+
+    C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF or NPY of n bands; alpha is
+    composited over white. Values are uint8, uint16 (grey PNG and any TIFF and NPY of 16 bits) or float32 (raw values
+    of signed and 32-bit integers and floats, which may be NaN or infinite). Colour PNGs of 16 bits are read as their
+    high bytes.
+
+    Args:
+        data: the file's content.
+        name: the file's name for messages.
+        bands: the number of channels wanted; alpha that makes up this number is kept as a channel, not composited.
+            Rasters often label their fourth band alpha.
+
+    Raises:
+        UnreadableImage: another format, a size over the limits, truncated or broken.
+    """
+    return _guarded(partial(_decode, bands=bands), data, name)
+
+
+def probe(data: bytes, *, name: str, bands: int | None = None) -> ImageInfo:
+    """What `decode` would give, from the header alone.
+
+    Raises:
+        UnreadableImage: another format, a size over the limits, or a broken header.
+    """
+    return _guarded(partial(_probe, bands=bands), data, name)
+
+
+def conform(image: np.ndarray, *, channels: int, dtype: np.dtype, name: str) -> np.ndarray:
+    """An image `[H, W, C]` converted to its data set's channels and type, `[H, W, channels]`.
+
+    Grey becomes colour by replication, colour becomes grey by ITU-R 601 luma; uint8 becomes uint16 by 257 (255 is
+    65535), uint16 becomes uint8 by its high byte.
+
+    Raises:
+        UnreadableImage: another number of channels, or integers mixed with raw float values.
+    """
+    return _with_dtype(_with_channels(image, channels, name), np.dtype(dtype), name)
+
+
+def _with_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
+    found = image.shape[2]
+    if found == channels:
+        return image
+    if (found, channels) == (1, 3):
+        return np.repeat(image, 3, axis=2)
+    if (found, channels) == (3, 1):
+        luma: np.ndarray = image @ np.array([[0.299], [0.587], [0.114]])
+        rounded: np.ndarray = luma if image.dtype.kind == "f" else np.rint(luma)
+        return rounded.astype(image.dtype)
+    raise UnreadableImage(f"{name} has {found} channels; --in-chans is {channels}: set --in-chans {found}")
+
+
+def _with_dtype(image: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    if image.dtype == dtype:
+        return image
+    if (image.dtype, dtype) == (_UINT8, _UINT16):
+        return image.astype(np.uint16) * np.uint16(257)
+    if (image.dtype, dtype) == (_UINT16, _UINT8):
+        return (image >> 8).astype(np.uint8)
+    raise UnreadableImage(
+        f"{name} holds {image.dtype} values, the data set {dtype}; raw float values have no scale that integers "
+        f"could be converted to: use files of one kind"
+    )
+
+
+def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
+    """Runs a reader and turns whatever its decoder raises into `UnreadableImage`."""
+    check_num_bytes(len(data), name=name)
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    try:
+        return read(data, name)
+    except UnreadableImage:
+        raise
+    except MemoryError as error:
+        raise UnreadableImage(f"{name} needs more memory to decode than is available") from error
+    # Decoders raise OSError, SyntaxError, struct.error, zlib.error and more; every one means a broken file.
+    except Exception as error:
+        raise UnreadableImage(f"{name} is not a whole {kind} image: {error or type(error).__name__}") from error
+
+
+def _decode(data: bytes, name: str, *, bands: int | None) -> np.ndarray:
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "JPEG" and (pixels := _plain_jpeg(data, name)) is not None:
+        return pixels
+    if kind == "NPY":
+        return npy.read(data, name=name)
+    if kind == "TIFF":
+        with tiff.first_page(data, name=name) as page:
+            if not tiff.pillow_is_faithful(page, bands=bands):
+                return tiff.read(page, data=data, name=name, bands=bands)
+    with _opened(data, name=name, bands=bands) as image:
+        _check_work(image, data, name=name)
+        image.load()
+        keep_alpha = _keeps_alpha(image, bands)
+        # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
+        return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
+
+
+def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:
+    """The pixels by the fast decoder; None where Pillow must decode."""
+    if not has_fast_decoder() or (size := plain_size(data, most_scans=_MAX_SCANS)) is None:
+        return None
+    width, height, channels = size
+    check_size(ImageInfo(height=height, width=width, channels=channels, dtype=_UINT8), name=name)
+    return decode_jpeg(data, channels=channels)
+
+
+def _probe(data: bytes, name: str, *, bands: int | None) -> ImageInfo:
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "NPY":
+        return npy.info(data, name=name)
+    if kind == "TIFF":
+        with tiff.first_page(data, name=name) as page:
+            return tiff.info(page, name=name, bands=bands)
+    with _opened(data, name=name, bands=bands) as image:
+        return _info(image, bands)
+
+
+def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:
+    """The image with only its header read, its size checked."""
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "WebP":
+        # Its decoder allocates the whole canvas on opening, so the size must be known before.
+        width, height = _webp_canvas(data[:30], name)
+        check_size(ImageInfo(height=height, width=width, channels=4, dtype=_UINT8), name=name)
+    image = _OPENERS[kind](io.BytesIO(data))
+    check_size(_info(image, bands), name=name)
+    return image
+
+
+def _check_work(image: ImageFile, data: bytes, *, name: str) -> None:
+    """Refuses small files that would take minutes to decode."""
+    # Other data may hold the two bytes by chance, so only their absence is cheap to detect.
+    if isinstance(image, JpegImageFile) and data.count(b"\xff\xda") > _MAX_SCANS:
+        if (scans := _num_scans(data)) > _MAX_SCANS:
+            raise UnreadableImage(f"{name} is a JPEG of {scans:,} scans; expected {_MAX_SCANS} at most")
+    if isinstance(image, BmpImageFile) and image.tile[0].codec_name == "bmp_rle":
+        if max(len(data), image.width * image.height) > _MAX_RUN_LENGTHS:
+            raise UnreadableImage(
+                f"{name} is a run-length encoded BMP of over {_MAX_RUN_LENGTHS >> 20} MiB or million pixels; save "
+                "it uncompressed or as PNG"
+            )
+
+
+def _num_scans(data: bytes) -> int:
+    """The number of scans in a JPEG's first frame (ITU-T T.81, annex B)."""
+    scans, at = 0, 2
+    while (marker := _MARKER.search(data, at)) and marker[0] != b"\xff\xd9":
+        scans += marker[0] == b"\xff\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
+
+
+def _webp_canvas(head: bytes, name: str) -> tuple[int, int]:
+    """Width and height in a WebP's first chunk (RFC 9649, section 2)."""
+    chunk = head[12:16]
+    if chunk == b"VP8X" and len(head) == 30:
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if chunk == b"VP8L" and len(head) >= 25:
+        packed = int.from_bytes(head[21:25], "little")
+        return (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 " and len(head) == 30:
+        return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    raise UnreadableImage(f"{name} is not a whole WebP image: no size in its header")
+
+
+def _info(image: ImageFile, bands: int | None) -> ImageInfo:
+    width, height = image.size
+    if _orientation(image) >= 5:
+        height, width = width, height
+    if image.mode.startswith("I;16"):
+        return ImageInfo(height=height, width=width, channels=1, dtype=_UINT16)
+    if image.mode in ("I", "F"):
+        return ImageInfo(height=height, width=width, channels=1, dtype=_FLOAT32)
+    channels, kept = 1 if image.mode in _GREY else 3, _keeps_alpha(image, bands)
+    alpha = image.has_transparency_data and not kept
+    return ImageInfo(height=height, width=width, channels=channels + kept, dtype=_UINT8, alpha=alpha)
+
+
+def _keeps_alpha(image: ImageFile, bands: int | None) -> bool:
+    return image.has_transparency_data and bands == (2 if image.mode in _GREY else 4)
+
+
+def _orientation(image: ImageFile) -> int:
+    try:
+        # The base class reads what is loaded; PNG's own method would decode the pixels to look behind them.
+        return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    except Exception:
+        return 1  # EXIF is often broken in otherwise sound photographs
+
+
+def _pixels(image: Image.Image, *, keep_alpha: bool) -> np.ndarray:
+    rows = max(1, _BAND_PIXELS // image.width)
+    if image.height <= rows:
+        return _converted(image, keep_alpha=keep_alpha)
+    first = _converted(image.crop((0, 0, image.width, rows)), keep_alpha=keep_alpha)
+    pixels = np.empty((image.height, *first.shape[1:]), first.dtype)
+    pixels[:rows] = first
+    for top in range(rows, image.height, rows):
+        below = min(top + rows, image.height)
+        pixels[top:below] = _converted(image.crop((0, top, image.width, below)), keep_alpha=keep_alpha)
+    return pixels
+
+
+def _converted(image: Image.Image, *, keep_alpha: bool) -> np.ndarray:
+    mode = image.mode
+    if mode.startswith("I;16"):
+        pixels = np.array(image).astype(np.uint16)
+    elif mode in ("I", "F"):
+        pixels = np.array(image).astype(np.float32)
+    elif image.has_transparency_data and keep_alpha:
+        pixels = np.array(image.convert("LA" if mode in _GREY else "RGBA"))
+    elif image.has_transparency_data:
+        colour = image.convert("RGBA")
+        shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colour).convert("RGB")
+        pixels = np.array(shown.getchannel(0) if mode in _GREY else shown)
+    elif mode in ("1", "L"):
+        pixels = np.array(image.convert("L"))
+    else:
+        pixels = np.array(image.convert("RGB"))
+    return pixels.reshape(image.height, image.width, -1)

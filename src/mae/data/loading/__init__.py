@@ -1,0 +1,1 @@
+"""From a dataset to batches on a device, in a keyed order."""

@@ -1,0 +1,126 @@
+"""The work of a loading process: from the numbers and keys of some samples to their crops."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mae.data.dataset.images import ImageSet
+from mae.data.decode.limits import UnreadableImage
+from mae.data.loading.sampler import Numbers
+from mae.errors import MAEError
+from mae.modalities.images.crop import Augmentation, rand_augment, random_crop_boxes, resized_crop
+from mae.randomness import Stream, seeds, uniform
+
+REPLACEMENTS = 16
+"""How many other images are tried for one that cannot be read."""
+
+
+def none_readable(name: str, unreadable: Sequence[str]) -> MAEError:
+    """The error for an image that cannot be read, nor any of its replacements."""
+    return MAEError(f"{name}: {REPLACEMENTS + 1} images in a row cannot be used: {unreadable[0]}")
+
+
+class Piece(NamedTuple):
+    """A slice of a micro-batch; see `RawBatch`. `images` is None if no replacement can be read."""
+
+    images: Tensor | None
+    keys: Tensor
+    ids: Tensor
+    shown: Tensor
+    unreadable: list[str]
+
+
+class CropDataset(Dataset[Piece]):
+    """Pieces of micro-batches, by the numbers and keys of their samples."""
+
+    def __init__(
+        self,
+        *,
+        images: ImageSet,
+        numbers: Numbers,
+        img_size: tuple[int, int],
+        augmentation: Augmentation,
+    ) -> None:
+        """Takes its settings.
+
+        Args:
+            images: where images are read from.
+            numbers: images that may replace one that cannot be read.
+            img_size: height and width of the crops in pixels.
+            augmentation: how images are cropped and changed.
+        """
+        self._images, self._numbers = images, numbers
+        self._img_size, self._augmentation = img_size, augmentation
+
+    def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
+        """The piece of these ids and keys."""
+        ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
+        with one_thread():
+            found, unreadable = self._found(*batch)
+            loaded = [pair for pair in found if pair is not None]
+            shown = torch.tensor([number for number, _ in loaded])
+            whole = len(loaded) == len(found)
+            crops = self._cropped([image for _, image in loaded], keys) if whole else None
+        return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
+
+    def shown(self, ids: list[int], keys: list[int]) -> tuple[list[int], list[str]]:
+        """The numbers of the images used for these samples, and what is wrong with unreadable ones.
+
+        Raises:
+            MAEError: no replacement can be read either.
+        """
+        found, unreadable = self._found(ids, keys)
+        loaded = [pair for pair in found if pair is not None]
+        if len(loaded) < len(found):
+            raise none_readable(self._images.name, unreadable)
+        return [number for number, _ in loaded], unreadable
+
+    def _found(self, ids: list[int], keys: list[int]) -> tuple[list[tuple[int, Tensor] | None], list[str]]:
+        """An image with its number for each sample, None where none can be read; and what is wrong with the others."""
+        unreadable: list[str] = []
+        first: dict[int, int] = {}  # of an image with several views, the key of the first
+        for number, key in zip(ids, keys, strict=True):
+            first.setdefault(number, key)
+        read = {number: self._readable(number, key, unreadable) for number, key in first.items()}
+        return [read[number] for number in ids], unreadable
+
+    def _readable(self, number: int, key: int, unreadable: list[str]) -> tuple[int, Tensor] | None:
+        """The image with its number, or the first readable replacement drawn from its key."""
+        for candidate in itertools.chain([number], self._replacements(key)):
+            try:
+                return candidate, self._images.get(candidate)
+            except UnreadableImage as error:
+                unreadable.append(str(error))
+        return None
+
+    def _replacements(self, key: int) -> Iterator[int]:
+        # A generator, so that nothing is drawn for an image that can be read.
+        drawn = uniform(torch.tensor([key]), REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
+        yield from self._numbers[(drawn * len(self._numbers)).long()].tolist()
+
+    def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
+        sizes = torch.tensor([image.shape[-2:] for image in loaded])
+        boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1], self._augmentation)
+        crops = [
+            resized_crop(image, tuple(box), flip, self._img_size)
+            for image, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
+        ]
+        if self._augmentation.rand_augment:
+            crops = [rand_augment(crop, seed) for crop, seed in zip(crops, seeds(keys, Stream.AUGMENT), strict=True)]
+        return torch.stack(crops)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One image is too little work to split: with two threads on two busy cores crops took up to 30 times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Packs: many images in few files, written by `mae pack`."""

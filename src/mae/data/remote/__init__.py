@@ -1,0 +1,1 @@
+"""Files behind a URL: fetched, verified, cached."""

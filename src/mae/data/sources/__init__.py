@@ -1,0 +1,1 @@
+"""Where images come from: each source lists names and gives the images by number."""

@@ -1,0 +1,197 @@
+"""Images in files: folders and lists of paths."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from errno import ELOOP, ENOENT
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import Self
+
+import numpy as np
+
+from mae.data.decode.image import EXTENSIONS
+from mae.data.decode.limits import UnreadableImage, check_num_bytes
+from mae.data.items import Names, digest_of_file, fingerprint_of
+from mae.data.sources.channel_names import names_beside
+from mae.data.sources.source import Source
+from mae.errors import UsageError
+
+_MAX_LINE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileSource(Source):
+    """Image files below a folder; `names` are paths relative to it, with `/`.
+
+    `sizes` in bytes and modification `times` in nanoseconds are those at opening; `channels` are the names in the
+    folder's `channels.txt`.
+    """
+
+    root: Path
+    names: Names
+    sizes: np.ndarray
+    times: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def item_name(self, index: int) -> str:
+        """The path, for messages."""
+        return str(self.root / self.names[index])
+
+    def read(self, index: int) -> bytes:
+        """The content of the file; raises `UnreadableImage`."""
+        path = self.root / self.names[index]
+        try:
+            check_num_bytes(path.stat().st_size, name=str(path))
+            return path.read_bytes()
+        except OSError as error:
+            raise UnreadableImage(f"{path} cannot be read: {error.strerror}") from error
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the names and sizes in order."""
+        return fingerprint_of(self.names, self.sizes)
+
+    def content(self, index: int) -> str:
+        """16 hexadecimal digits of the file, see `digest_of_file`."""
+        return digest_of_file(self.root / self.names[index])
+
+    def version(self) -> str:
+        """16 hexadecimal digits of the folder, the names, sizes, modification times and channel names."""
+        files = fingerprint_of(self.names, self.sizes, self.times)
+        return fingerprint_of([f"{self.root.resolve()} {files}", *(self.channels or ())])
+
+    def take(self, indices: np.ndarray, note: str) -> Self:
+        """A source of the files at `indices` only."""
+        names, sizes, times = self.names.take(indices), self.sizes[indices], self.times[indices]
+        return replace(self, names=names, sizes=sizes, times=times, note=note)
+
+
+def open_folder(root: Path, *, name: str) -> FileSource:
+    """All images below a folder, sorted by path; hidden files, `__MACOSX` and link loops are skipped.
+
+    Raises:
+        UsageError: no images.
+    """
+    found = sorted(walk(root))
+    images = [file for file in found if is_image(file[0])]
+    check_any(images, [file[0] for file in found], name=name)
+    return _file_source(images, name=name, kind="folder", root=root)
+
+
+def open_list(path: Path, *, name: str) -> FileSource:
+    """The images a text file lists, in its order: one path a line, relative to the list; `#` starts a comment line.
+
+    Raises:
+        UsageError: no paths, or one that does not exist.
+    """
+    root, files = path.parent, []
+    # Windows editors begin UTF-8 files with a byte order mark, which "utf-8-sig" removes.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as text:
+        # A line longer than any path is cut, so that a file of another kind is not read whole.
+        for number, line in enumerate(iter(lambda: text.readline(_MAX_LINE), ""), start=1):
+            entry = line.strip()
+            if not entry or entry.startswith("#"):
+                continue
+            if (status := _status(root / entry)) is None:
+                raise UsageError(f"{name}, line {number}: {entry:.200} is not a file; paths are relative to {root}")
+            files.append((entry, status.st_size, status.st_mtime_ns))
+    if not files:
+        raise UsageError(f"{name} lists no images; expected one path a line")
+    return _file_source(files, name=name, kind="list", root=root)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of a regular file; None for anything else, and for a name that no file can have."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in it
+        return None
+    return status if S_ISREG(status.st_mode) else None
+
+
+def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, root: Path) -> FileSource:
+    """Of paths, sizes and times."""
+    paths, sizes, times = zip(*files, strict=True)
+    return FileSource(
+        name=name,
+        note=f"{kind}, {count_of(len(files), 'file')}",
+        root=root,
+        names=Names(paths),
+        sizes=np.array(sizes, dtype=np.int64),
+        times=np.array(times, dtype=np.int64),
+        channels=names_beside(root),
+    )
+
+
+def walk(root: Path) -> Iterator[tuple[str, int, int]]:
+    """Path, size in bytes and modification time in nanoseconds of each file."""
+    seen, open_folders = {_identity(root)}, [("", _entries(root))]
+    while open_folders:  # no recursion: folders may be nested deeper than Python calls
+        below, entries = open_folders[-1]
+        if (entry := next(entries, None)) is None:
+            open_folders.pop()
+            continue
+        path = below + entry.name
+        try:
+            status = entry.stat()
+        except OSError as error:
+            if error.errno in (ENOENT, ELOOP):  # a link to nothing, or to itself
+                continue
+            raise
+        if S_ISDIR(status.st_mode):
+            identity = _identity(Path(entry.path))
+            if identity not in seen:  # a link may lead back up
+                seen.add(identity)
+                open_folders.append((path + "/", _entries(Path(entry.path))))
+        elif S_ISREG(status.st_mode):  # neither a pipe nor a device
+            yield path, status.st_size, status.st_mtime_ns
+
+
+def _entries(folder: Path) -> "Iterator[os.DirEntry[str]]":
+    """The visible entries of a folder, sorted by name."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if is_visible(entry.name)]
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be listed: {error.strerror}") from error
+    return iter(sorted(entries, key=lambda entry: entry.name))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def is_visible(path: str) -> bool:
+    """Whether neither the file nor a folder above it is hidden or macOS's own."""
+    return not any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+
+
+def is_image(path: str) -> bool:
+    """Whether the name has an image's extension."""
+    return path.lower().endswith(EXTENSIONS)
+
+
+def check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> None:
+    """Refuses what holds no images, and says what it holds instead.
+
+    Args:
+        images: those found.
+        paths: all files that were looked at.
+        name: what the user called it.
+
+    Raises:
+        UsageError: no images.
+    """
+    if images:
+        return
+    found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)
+    others = ", ".join(f"{count:,} {extension}" for extension, count in found.most_common(5)) or "nothing"
+    raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}")
+
+
+def count_of(number: int, what: str) -> str:
+    """Such as `1 file` or `2,000 files`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

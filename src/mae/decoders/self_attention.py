@@ -1,0 +1,109 @@
+"""The light transformer of the paper: mask tokens and encoded ones look at each other."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mae.core.component import Alias, Depth, Epsilon, MlpRatio, Width, options_of
+from mae.core.contracts import Decoder
+from mae.core.types import Encoded, Grid, Layout, MaskPlan
+from mae.layers.pos_embed import make_pos_embed
+from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfAttention(Decoder):
+    """Every token sees every other (He et al. 2021, section 3, "MAE decoder")."""
+
+    kind: ClassVar[str] = "self"
+
+    embed_dim: Width = 512
+    """Width of the decoder's tokens."""
+    depth: Depth = 8
+    """Blocks of the decoder."""
+    num_heads: Width = 16
+    """Attention heads of the decoder."""
+    mlp_ratio: Annotated[MlpRatio, Alias("mlp_ratio")] = 4.0
+    """Hidden width of the MLPs over the token width."""
+    norm_eps: Annotated[Epsilon, Alias("norm_eps")] = 1e-06
+    """Added to the variance in every layer norm."""
+    pos_embed: Annotated[Literal["sincos2d", "learned"], Alias("pos_embed")] = "sincos2d"
+    """sincos2d: fixed positions, for any image size. learned: trained ones, for one size."""
+
+    def build(
+        self, *, encoder: Any, layout: Layout, num_outputs: int, activation_checkpointing: bool = False
+    ) -> "MAEDecoder":
+        """The network, with fresh weights from PyTorch's global generator; see `Decoder.build`."""
+        return MAEDecoder(
+            encoder_dim=encoder.embed_dim,
+            grid=layout.grid,
+            num_outputs=num_outputs,
+            activation_checkpointing=activation_checkpointing,
+            **options_of(self),
+        )
+
+
+class MAEDecoder(nn.Module):
+    """Mask tokens put where patches are hidden, own positions, blocks, one linear head (section 3, "MAE decoder").
+
+    Args:
+        encoder_dim: width of the encoder's tokens.
+        grid: the token grid whose positions are kept ready.
+        embed_dim: width of a token here.
+        depth: number of blocks.
+        num_heads: attention heads.
+        num_outputs: values predicted for a patch.
+        mlp_ratio: hidden width of the MLPs over `embed_dim`.
+        norm_eps: added to the variance in every layer norm.
+        pos_embed: `sincos2d` or `learned`.
+        activation_checkpointing: see `Blocks`.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder_dim: int,
+        grid: Grid,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        num_outputs: int,
+        mlp_ratio: float = 4.0,
+        norm_eps: float = LAYER_NORM_EPS,
+        pos_embed: str = "sincos2d",
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Linear(encoder_dim, embed_dim)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_embed = make_pos_embed(pos_embed, grid=grid, dim=embed_dim)
+        self.blocks = make_blocks(
+            dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            eps=norm_eps,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.pred = nn.Linear(embed_dim, num_outputs)
+        init_linears(self)
+        nn.init.normal_(self.mask_token, std=0.02)
+
+    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B M P"]:
+        """Predict the tokens in `plan.predicted` from the encoder's last level.
+
+        Every token of the grid takes part in the attention; norm and head run on the predicted ones alone.
+        """
+        x, lead = self.embed(encoded.tokens), encoded.num_prefix
+        prefix, tokens = x[:, :lead], x[:, lead:]
+        if encoded.places is not None:
+            everywhere = self.mask_token.to(x.dtype).expand(x.shape[0], plan.hidden.shape[1], -1)  # [B, N, K]
+            tokens = everywhere.scatter(1, encoded.places.unsqueeze(-1).expand_as(tokens), tokens)
+        x = torch.cat([prefix, tokens + self.pos_embed(layout.grid)], dim=1)
+        x = self.blocks(x)[:, lead:]
+        predicted = x.gather(1, plan.predicted.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return self.pred(self.norm(predicted))

@@ -1,0 +1,3 @@
+"""From visible tokens to features: one encoder a file."""
+
+KINDS = {"vit": "vit.ViT"}

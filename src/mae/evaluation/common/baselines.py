@@ -1,0 +1,106 @@
+"""What predictors that learn nothing reach, in the loss's own units: a loss means little without them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mae.core.contracts import Batch, Target, Tokenizer
+from mae.core.types import Grid, MaskPlan
+from mae.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrivialBaselines:
+    """Reconstruction losses of trivial predictors: over hidden patches, by their weight.
+
+    Attributes:
+        zero: predict 0 everywhere; squared, on norm-pix targets of P values (P - 1) / P, less where patches are flat.
+        mean_of_visible: for each image and channel, the mean of the visible patches' target values.
+        nearest_visible: the target values of the nearest visible patch on the grid.
+    """
+
+    zero: float
+    mean_of_visible: float
+    nearest_visible: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The errors by name."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_baselines(
+    target: Target,
+    tokenizer: Tokenizer,
+    images_and_plans: Iterable[tuple[Tensor, MaskPlan]],
+    *,
+    loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+) -> TrivialBaselines:
+    """The baselines of a target over batches; several batches count as one large one.
+
+    Args:
+        target: what the model must predict.
+        tokenizer: of the model.
+        images_and_plans: normalised images `[B, C, H, W]` with their masks.
+        loss: distance of prediction and target.
+
+    Raises:
+        UsageError: there is no batch.
+    """
+    total = torch.zeros(3, dtype=torch.float64)
+    count = 0.0
+    for images, plan in images_and_plans:
+        layout = tokenizer.layout_of(images)
+        values = target(Batch(x=images, tokenizer=tokenizer))  # [B, N, P]
+        # Pixels have a mean for each channel; of other targets each value has its own.
+        channels = layout.channels if target.to_pixels is not None else values.shape[-1]
+        true = _take(values, plan.predicted)
+        size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
+        mean = predict_mean_of_visible(values, plan, channels)
+        for number, guess in enumerate(
+            (torch.zeros_like(true), mean, predict_nearest_visible(values, plan, layout.grid))
+        ):
+            # Where the visible patches have no data, the guess is the mean of normalised images.
+            total[number] += float(loss(guess.nan_to_num(nan=0.0), true, plan.weight)) * size
+        count += size
+    if count == 0:
+        raise UsageError("no images to measure the baselines on; give at least one batch")
+    zero, mean_of_visible, nearest_visible = (total / count).tolist()
+    return TrivialBaselines(zero=zero, mean_of_visible=mean_of_visible, nearest_visible=nearest_visible)
+
+
+def predict_mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, channels: int) -> Float[Tensor, "B M P"]:
+    """For the tokens in `plan.predicted`: each image's mean of its visible patches, channel by channel, without NaN.
+
+    Args:
+        values: what each patch holds, with the channel last.
+        plan: which patches are visible and which are predicted.
+        channels: number of channels.
+    """
+    visible = _take(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
+    mean = visible.nanmean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
+    return mean.expand(-1, plan.predicted.shape[1], visible.shape[2], -1).flatten(2)
+
+
+def predict_nearest_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, grid: Grid) -> Float[Tensor, "B M P"]:
+    """For the tokens in `plan.predicted`: what the nearest visible patch holds.
+
+    Euclidean distance on the grid; of equally near patches the lowest number.
+
+    Args:
+        values: what each patch holds.
+        plan: which patches are visible and which are predicted.
+        grid: rows and columns of patches.
+    """
+    visible = plan.visible.sort(dim=1).values
+    rows = plan.predicted.unsqueeze(2) // grid[1] - visible.unsqueeze(1) // grid[1]  # [B, M, V]
+    columns = plan.predicted.unsqueeze(2) % grid[1] - visible.unsqueeze(1) % grid[1]
+    nearest = (rows.square() + columns.square()).argmin(dim=2)  # whole numbers, and argmin takes the first
+    return _take(values, visible.gather(1, nearest))
+
+
+def _take(values: Float[Tensor, "B N P"], tokens: Tensor) -> Float[Tensor, "B M P"]:
+    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

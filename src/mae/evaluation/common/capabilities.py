@@ -1,0 +1,8 @@
+"""What a model can do, asked of the model instead of its class."""
+
+from typing import Any
+
+
+def predicts_pixels(model: Any) -> bool:
+    """Whether predictions of a `MaskedAutoencoder`, or of one made from a `MethodConfig`, can be drawn and measured."""
+    return model.target.to_pixels is not None

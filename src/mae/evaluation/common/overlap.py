@@ -1,0 +1,50 @@
+"""Test images that are also training images: what to say of them, and the set without them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from mae.data.sources.labels import LabelledData, LabelledSplit, check_parts
+from mae.errors import UsageError
+
+Overlap = Literal["error", "drop"]
+"""What to do with them."""
+
+_SHOWN = 3
+
+
+def overlap_message(data: LabelledData, pairs: Sequence[tuple[int, int]]) -> str:
+    """How many there are, some of them by name, and what to do.
+
+    Args:
+        data: the labelled set.
+        pairs: numbers of a training image and the test image with the same pixels.
+    """
+    shown = "; ".join(
+        f"{data.train.source.item_name(first)} and {data.test.source.item_name(second)}"
+        for first, second in pairs[:_SHOWN]
+    )
+    return (
+        f"{len(pairs):,} test images are among the training images too: {shown}. Remove them from one part, or leave "
+        "them out of the test with --overlap drop"
+    )
+
+
+def without_images(data: LabelledData, numbers: Collection[int]) -> LabelledData:
+    """The set without these test images.
+
+    Raises:
+        UsageError: no test image is left, none of a class, or a source that cannot leave any out.
+    """
+    kept = torch.tensor([number for number in range(len(data.test.labels)) if number not in numbers])
+    if len(kept) == 0:
+        raise UsageError("every test image is among the training images; give another test part with --test")
+    take = getattr(data.test.source, "take", None)
+    if take is None:
+        raise UsageError(f"{data.test.source.name} comes whole; its test images cannot be left out")
+    source = take(kept.numpy(), f"{len(kept):,} test images that are not among the training images")
+    test = LabelledSplit(source=source, labels=data.test.labels[kept])
+    check_parts(data.class_names, [data.class_names[label] for label in test.labels.tolist()], name=source.name)
+    return replace(data, test=test, note=f"{data.note}; {len(numbers):,} test images left out: trained on")

@@ -1,0 +1,105 @@
+"""The record of an evaluation: enough to know what was measured, on what, by what, and to repeat it."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mae import records
+from mae.records import write_json
+from mae.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One protocol's result on one model and one set, as `evaluation/<protocol>.json` holds it.
+
+    Attributes:
+        protocol: its name.
+        model: what the user called the model.
+        weights: `digest_of` its weights and configuration; None for a function whose weights are unknown.
+        data: what the user called the images, with what they hold.
+        options: the protocol's options.
+        seed: decided what it drew.
+        result: the numbers; shares in [0, 1].
+        chance: the share that a guess among the classes gets right; None without labels.
+        majority: the share that the commonest training class has in the test part; None without labels.
+        near_copies: test images that nearly show a training image: how many `test_images` `of` how many, names of a few
+            pairs as `examples`, `top1` of all and `top1_without` them; None without labels.
+        pictures: drawn beside the file, by what they show.
+        seconds: how long it took, features that had to be computed included.
+        hardware: what it ran on.
+        versions: of the packages that decide the numbers.
+        finished_at: local time.
+    """
+
+    protocol: str
+    model: str
+    weights: str | None
+    data: Mapping[str, Any]
+    options: Mapping[str, Any]
+    seed: int
+    result: Mapping[str, Any]
+    chance: float | None
+    majority: float | None
+    near_copies: Mapping[str, Any] | None
+    pictures: Mapping[str, str]
+    seconds: float
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    finished_at: str
+
+
+def write_record(path: Path, record: Evaluation) -> None:
+    """Write the record; an existing one of another model, set, options or seed is first moved to `earlier/`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = records.to_json(record)
+    before = records.read_json(path) if path.exists() else written
+    if any(before.get(name) != written[name] for name in ("weights", "data", "options", "seed")):
+        earlier = path.parent / "earlier"
+        earlier.mkdir(exist_ok=True)
+        path.replace(earlier / f"{path.stem}-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.json")
+    write_json(path, written)
+
+
+def digest_of(identity: str | None) -> str | None:
+    """An extractor's identity as records hold it: 16 hexadecimal digits."""
+    return None if identity is None else hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Processor, cores that may be used, threads, device, and the name of a GPU."""
+    machine: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return machine
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and those it computes with; of timm and transformers where they are installed."""
+    installed = {"python": platform.python_version(), "mae": __version__}
+    for name in ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "timm", "transformers"):
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return installed
+
+
+def _processor() -> str:
+    """Its name; Linux tells it in a file alone."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

@@ -1,0 +1,284 @@
+"""Training with labels, for the protocols that train on images: the one engine, fed with labelled batches.
+
+A training lives in a folder named after everything that decides it. The same request again therefore resumes it, and
+one that was finished is not trained twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mae.data.loading.loader import TrainingLoader, default_workers, explained_worker_failure, normalise
+from mae.errors import Stopped, UsageError
+from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.extractors.extractor import preprocessing_text
+from mae.modalities.images.crop import Augmentation
+from mae.randomness import Stream, seeds
+from mae.records import write_json
+from mae.report.terminal.console import ProgressDisplay
+from mae.text import visible
+from mae.training.checkpoint import remove_leftovers, usable_checkpoint
+from mae.training.engine import Trainer
+from mae.training.lock import only_writer
+from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
+from mae.training.schedule import WarmupCosine
+from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
+
+_EVALUATIONS = 10
+"""How often the test part is evaluated during training; the last time gives the result."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledBatch:
+    """A process's share of a micro-batch.
+
+    Attributes:
+        images: normalised, on the task's device.
+        labels: their classes, there too.
+        keys: of each sample.
+        first_key: of the micro-batch's first sample, for what is drawn once for all of it.
+    """
+
+    images: Float32[Tensor, "B C H W"]
+    labels: Int64[Tensor, " B"]
+    keys: Int64[Tensor, " B"]
+    first_key: Int64[Tensor, " 1"]
+
+
+Prepare = Callable[[LabelledBatch], Mapping[str, Any]]
+"""Makes what the module's forward takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedPlan:
+    """How a training with labels goes.
+
+    Attributes:
+        name: of the protocol.
+        epochs: over the training part.
+        batch_size: images of an optimizer step.
+        accumulate: micro-batches per step.
+        rate: peak learning rate.
+        min_rate: the learning rate at the end of the cosine schedule.
+        warmup_epochs: epochs over which the learning rate rises from 0.
+        augmentation: how training images are cropped and changed.
+        precision: of the forward pass: `fp32`, `bf16` or `fp16`.
+        identity: all else that decides the training, as JSON values.
+    """
+
+    name: str
+    epochs: float
+    batch_size: int
+    accumulate: int
+    rate: float
+    min_rate: float
+    warmup_epochs: float
+    augmentation: Augmentation
+    precision: str
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedTraining:
+    """A finished training.
+
+    Attributes:
+        folder: holds its checkpoints and numbers.
+        seconds: it took, over all resumptions.
+        curve: the numbers of each evaluation, with the `epoch` after which it was made.
+    """
+
+    folder: Path
+    seconds: float
+    curve: tuple[dict[str, float], ...]
+
+
+def train_with_labels(
+    task: LabelledTask,
+    plan: SupervisedPlan,
+    module: nn.Module,
+    optimizer: Optimizer,
+    *,
+    prepare: Prepare,
+    evaluate: Callable[[], Mapping[str, float]],
+) -> SupervisedTraining:
+    """Train a module to the end, or resume a training that was stopped.
+
+    Every process of the task's world calls this, with modules of the same weights.
+
+    Args:
+        task: the training images and their classes.
+        plan: how.
+        module: on the task's device, in the mode it trains in.
+        optimizer: over its parameters.
+        prepare: makes the module's input; what it draws at random from PyTorch's generators depends on the batch alone.
+        evaluate: the numbers of the test part, in [0, 1]; every process is asked at the same steps.
+
+    Returns:
+        What `evaluate` returned on the way, and where the training is.
+
+    Raises:
+        Stopped: a signal stopped it; everything is saved.
+        MAEError: it failed on the way, or every checkpoint it could resume from is damaged.
+    """
+    with ExitStack() as held:
+        folder = Path(task.world.from_main(lambda: str(_folder(task, plan, held))))
+        steps_per_epoch = len(task.images("train").readable) // plan.batch_size
+        trainer = _trainer(folder, task, plan, module, optimizer, prepare, steps_per_epoch)
+        _resume(trainer, folder, task)
+        total_steps = trainer.settings.total_steps
+        every = max(steps_per_epoch, total_steps // _EVALUATIONS, 1)
+        periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
+        if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
+            text = f"stopped and saved in {folder}; resumes when you rerun the same command"
+            raise Stopped(text, by=trainer.stopped_by)
+        rows = task.world.from_main(lambda: read_rows(folder / "metrics.jsonl"))
+    evaluated = [row for row in rows if "evaluation" in row]
+    curve = tuple({"epoch": row["step"] / steps_per_epoch, **row["evaluation"]} for row in evaluated)
+    return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
+
+
+def _trainer(
+    folder: Path,
+    task: LabelledTask,
+    plan: SupervisedPlan,
+    module: nn.Module,
+    optimizer: Optimizer,
+    prepare: Prepare,
+    steps_per_epoch: int,
+) -> Trainer:
+    loader = _loader(task, plan)
+    total_steps = max(1, round(plan.epochs * steps_per_epoch))
+    return Trainer(
+        module=module,
+        optimizer=optimizer,
+        batches=lambda step: _batches(task, loader, prepare, step),
+        settings=_settings(plan, total_steps, steps_per_epoch),
+        checkpoints=CheckpointSpec(
+            folder=folder / "checkpoints", identity={"total_steps": total_steps}, metadata=lambda module: {}
+        ),
+        device=task.device,
+        world=task.world,
+    )
+
+
+def _resume(trainer: Trainer, folder: Path, task: LabelledTask) -> None:
+    """Load the newest usable checkpoint, if there is one."""
+    newest, note = task.world.from_main(lambda: [str(each or "") for each in usable_checkpoint(folder / "checkpoints")])
+    if note:
+        task.console.print(visible(note), style="yellow", highlight=False, soft_wrap=True, markup=False)
+    if newest:
+        trainer.resume(Path(newest))
+
+
+def _folder(task: LabelledTask, plan: SupervisedPlan, held: ExitStack) -> Path:
+    """The folder of this very training, described in `training.json`; locked until `held` is closed."""
+    decided = {
+        **{name: value for name, value in vars(plan).items() if name != "augmentation"},
+        "augmentation": vars(plan.augmentation),
+        # A function whose weights are unknown cannot be resumed.
+        "model": task.extractor.identity or uuid4().hex,
+        "preprocessing": preprocessing_text(task.extractor.preprocessing),
+        "seed": task.seed,
+        **task.facts(),
+    }
+    text = json.dumps(decided, sort_keys=True)
+    folder = task.folder / "evaluation" / plan.name / hashlib.sha256(text.encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    held.enter_context(only_writer(folder))
+    write_json(folder / "training.json", decided)
+    remove_leftovers(folder / "checkpoints")
+    return folder
+
+
+def _loader(task: LabelledTask, plan: SupervisedPlan) -> TrainingLoader:
+    images = task.images("train")
+    return TrainingLoader(
+        images=images,
+        batch_size=plan.batch_size,
+        accumulate=plan.accumulate,
+        img_size=task.extractor.preprocessing.img_size,
+        seed=task.seed,
+        workers=default_workers(task.device.type, images.in_memory, processes=task.world.local_size),
+        pin_memory=task.device.type == "cuda",
+        augmentation=plan.augmentation,
+        numbers=images.readable,
+        rank=task.world.rank,
+        world=task.world.size,
+    )
+
+
+def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> TrainingSettings:
+    return TrainingSettings(
+        total_steps=total_steps,
+        batch_size=plan.batch_size,
+        accumulate=plan.accumulate,
+        schedule=WarmupCosine(
+            peak=plan.rate,
+            floor=plan.min_rate,
+            warmup_samples=plan.warmup_epochs * steps_per_epoch * plan.batch_size,
+            total_samples=total_steps * plan.batch_size,
+        ),
+        clip_grad=None,
+        precision=plan.precision,
+        log_every=max(1, min(50, total_steps // 100)),
+        checkpoint_every=None,
+    )
+
+
+def _batches(
+    task: LabelledTask, loader: TrainingLoader, prepare: Prepare, step: int
+) -> Generator[Mapping[str, Any], None, None]:
+    preprocessing, class_of = task.extractor.preprocessing, task.class_of("train")
+    mean, std = (torch.tensor(values, device=task.device) for values in (preprocessing.mean, preprocessing.std))
+    with closing(loader.iterate(step)) as batches:
+        for raw in batches:
+            images = normalise(raw.images.to(task.device, non_blocking=True), mean, std)
+            labels = class_of[raw.shown].to(task.device, non_blocking=True)
+            first_key = raw.keys[:1].clone()
+            task.world.broadcast(first_key)
+            # What the forward draws, as dropped paths, is a function of the batch: a resumed run draws the same.
+            torch.manual_seed(seeds(first_key, Stream.FORWARD)[0])
+            yield prepare(LabelledBatch(images=images, labels=labels, keys=raw.keys, first_key=first_key))
+
+
+def _train(task: LabelledTask, folder: Path, trainer: Trainer, periodic: PeriodicTask) -> bool:
+    if not task.world.is_main:
+        with explained_worker_failure():
+            return trainer.run(tasks=[periodic])
+    start = {"start_step": trainer.step}
+    with ExitStack() as stack:
+        observers: list[Observer] = [
+            JsonLines(folder / "metrics.jsonl", **start),
+            TensorBoard(folder / "tensorboard", start_samples=trainer.samples),
+            ProgressDisplay(task.console, total_steps=trainer.settings.total_steps, mean_baseline=None, **start),
+        ]
+        for observer in observers:
+            stack.callback(observer.close)
+        with explained_worker_failure():
+            return trainer.run(observers=observers, tasks=[periodic])
+
+
+def largest_batch(given: int | None, usual: int, *, images: int, steps_per_epoch: int) -> int:
+    """The given batch size, or the usual one, halved until an epoch has at least so many steps.
+
+    Raises:
+        UsageError: it is larger than the number of images.
+    """
+    if given is not None:
+        if not 0 < given <= images:
+            raise UsageError(f"--batch-size is {given}; expected 1 to {images:,}, the number of training images")
+        return given
+    while usual > 1 and images // usual < steps_per_epoch:
+        usual //= 2
+    return usual

@@ -1,0 +1,205 @@
+"""One model on some images: what every protocol is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int64
+from rich.console import Console
+from torch import Tensor
+
+from mae.data.dataset.images import ImageSet
+from mae.data.inspect.exact_duplicates import same_content
+from mae.data.sources.labels import LabelledData, LabelledSplit
+from mae.data.sources.open import Source, open_source
+from mae.evaluation.common.metrics import majority_share
+from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
+from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
+from mae.evaluation.extractors.open import open_extractor, usual_folder
+from mae.evaluation.extractors.opened import Opened
+from mae.evaluation.protocol import THIS_MODEL
+from mae.training.distributed import World
+
+Part = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Task:
+    """One model on some images. Nothing is opened or computed before it is asked for, and nothing twice.
+
+    Attributes:
+        extractor: the model.
+        folder: where features and results are kept.
+        device: where to compute.
+        seed: decides what a protocol draws.
+        console: where progress is shown.
+        store: keeps the features; None: a new one in the folder.
+        world: the processes that evaluate together; each does all that is not dealt out among them.
+    """
+
+    extractor: Extractor
+    folder: Path
+    device: torch.device
+    seed: int
+    console: Console
+    store: FeatureStore | None = None
+    world: World = World()
+
+    @cached_property
+    def _store(self) -> FeatureStore:
+        folder = self.folder / "features"
+        return self.store or FeatureStore(folder, device=self.device, console=self.console, world=self.world)
+
+    def _open(self, source: Source) -> Opened:
+        return Opened(source, keep=self.world.size == 1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledTask(_Task):
+    """One model on one labelled set.
+
+    Attributes:
+        data: labelled images in two parts.
+    """
+
+    data: LabelledData
+
+    @cached_property
+    def _splits(self) -> dict[str, LabelledSplit]:
+        return {"train": self.data.train, "test": self.data.test}
+
+    @cached_property
+    def _opened(self) -> dict[str, Opened]:
+        return {part: self._open(split.source) for part, split in self._splits.items()}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their numbers."""
+        return self.data.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    def images(self, part: Part) -> ImageSet:
+        """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened[part], self.extractor.preprocessing)
+
+    def class_of(self, part: Part) -> Int64[Tensor, " n"]:
+        """The class of every image of a part by its number, readable or not."""
+        return self._splits[part].labels
+
+    def labels(self, part: Part) -> Int64[Tensor, " n"]:
+        """The class of each readable image of a part, as rows of its features and of its batches come."""
+        _, numbers = self._store.digests(self._opened[part], self.extractor.preprocessing.reading)
+        return self.class_of(part)[numbers]
+
+    def features(self, part: Part, extractor: Extractor | None = None) -> Mapping[str, Tensor]:
+        """Named features `[n, D]` of a part, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened[part]).arrays
+
+    def patches(self, part: Part) -> Tensor:
+        """The model's patch tokens `[n, N, D]` of a part, float16."""
+        return self._store.features(self.extractor, self._opened[part], patches=True).arrays[PATCHES]
+
+    def contenders(self, *, baselines: bool) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+        """Training and test features by feature name, by model: `THIS_MODEL`, then the baselines.
+
+        Args:
+            baselines: whether to include them.
+        """
+        contenders = {}
+        for extractor in [self.extractor, *(baseline_extractors(self.extractor) if baselines else [])]:
+            train, test = self.features("train", extractor), self.features("test", extractor)
+            who = THIS_MODEL if extractor is self.extractor else extractor.name
+            contenders[who] = {name: (train[name], test[name]) for name in train}
+        return contenders
+
+    def overlap(self) -> list[tuple[int, int]]:
+        """Numbers of the training and the test image of each pair with the same pixels."""
+        reading = self.extractor.preprocessing.reading
+        (train, of_train), (test, of_test) = (
+            self._store.digests(self._opened[part], reading) for part in ("train", "test")
+        )
+        return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
+
+    @cached_property
+    def near_copies(self) -> Int64[Tensor, " m"]:
+        """For each readable test image the row of a training image which it nearly shows; -1: there is none."""
+        return self._store.near_copies(
+            self._opened["train"], self._opened["test"], self.extractor.preprocessing.reading
+        )
+
+    def majority(self) -> float:
+        """The share that the commonest training class has in the test part."""
+        return majority_share(self._splits["train"].labels, self._splits["test"].labels, num_classes=self.num_classes)
+
+    def facts(self) -> dict[str, Any]:
+        """What the set holds, for the record."""
+        return {
+            "note": self.data.note,
+            "classes": self.num_classes,
+            "train": len(self._splits["train"].labels),
+            "test": len(self._splits["test"].labels),
+            **{f"{part}_version": opened.version for part, opened in self._opened.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnlabelledTask(_Task):
+    """One model on images without labels, for protocols that need none.
+
+    Attributes:
+        source: the images.
+    """
+
+    source: Source
+
+    @cached_property
+    def _opened(self) -> Opened:
+        return self._open(self.source)
+
+    def images(self) -> ImageSet:
+        """The images, with the model's channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened, self.extractor.preprocessing)
+
+    def facts(self) -> dict[str, Any]:
+        """What the source holds, for the record."""
+        return {"note": self.source.note, "images": len(self.source), "version": self._opened.version}
+
+    def features(self, extractor: Extractor | None = None) -> FeatureSet:
+        """Named features `[n, D]`, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened)
+
+    def patches(self) -> FeatureSet:
+        """The model's patch tokens `[n, N, D]`, float16."""
+        return self._store.features(self.extractor, self._opened, patches=True)
+
+
+def open_images(
+    model: Any, source: str, *, data_root: Path, device: torch.device, console: Console, world: World
+) -> UnlabelledTask:
+    """A model on unlabelled images; progress is shown by the main process alone.
+
+    Raises:
+        UsageError: no such model or images.
+        MAEError: a damaged file.
+    """
+    if not world.is_main:
+        console = Console(quiet=True)
+    with world.main_first():  # a download goes to one folder
+        extractor, opened = open_extractor(model, device=device), open_source(source, data_root=data_root)
+    show_loaded(console, extractor.loaded)
+    return UnlabelledTask(
+        extractor=extractor,
+        source=opened,
+        folder=usual_folder(model, extractor),
+        device=device,
+        seed=0,
+        console=console,
+        world=world,
+    )

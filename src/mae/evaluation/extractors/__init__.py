@@ -1,0 +1,1 @@
+"""Features of frozen encoders, ours and others'."""

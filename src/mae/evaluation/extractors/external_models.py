@@ -1,0 +1,215 @@
+"""Other projects' models as extractors: timm and Hugging Face, each with its own preprocessing.
+
+Neither package is needed by `mae`; they are imported when a model of theirs is asked for. Weights are read from
+safetensors alone, and no code comes out of a model's repository.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mae.errors import MAEError, UsageError
+from mae.evaluation.extractors.extractor import PATCHES, Extractor, Preprocessing, weights_digest
+
+_WEIGHTS = "model.safetensors"  # what both hubs call them
+_CONVNEXT_WHOLE = 384  # from this side on the processor of ConvNeXt leaves nothing out
+
+
+def timm_extractor(name: str, *, device: torch.device) -> Extractor:
+    """A pre-trained timm model, its images made as its own configuration says.
+
+    `pooled` is timm's own feature, what its classifier would be given (`forward_head(pre_logits=True)`). A
+    transformer's class token and patch tokens come as `cls`, `mean` and `patches`, after its final norm; of a
+    convolutional net the cells of the last feature map are the patches.
+
+    Args:
+        name: a name of timm's with pre-trained weights, `hf-hub:NAME`, or `local-dir:FOLDER`.
+        device: where it computes.
+
+    Raises:
+        UsageError: timm is not installed, knows no such model, or there are no weights of it as safetensors.
+        MAEError: its weights cannot be had.
+    """
+    timm = _package("timm")
+    source = _safe_source(timm, name)
+    try:
+        with torch.random.fork_rng(devices=[]):  # it draws weights before it loads them
+            model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=source)
+    except Exception as error:  # timm, the hub and the file raise errors of many kinds
+        raise MAEError(f"timm:{name} cannot be loaded: {_first_line(error)}") from error
+    return wrap_timm(model.to(device), name=f"timm:{name}")
+
+
+def _safe_source(timm: Any, name: str) -> dict[str, str]:
+    """What makes timm read the safetensors file and no other, since it would fall back to a pickle.
+
+    Raises:
+        UsageError: there is no such model, or no such file.
+    """
+    kind, _, place = name.partition(":")
+    if kind == "local-dir":
+        if not (Path(place) / _WEIGHTS).is_file():  # where there is one timm prefers it
+            raise UsageError(
+                f"timm:{name}: {place} holds no {_WEIGHTS}; expected a folder that "
+                "'timm.models.save_for_hf(model, folder, safe_serialization=True)' wrote"
+            )
+        return {}
+    if not place:
+        try:
+            known = bool(timm.get_pretrained_cfg(name, allow_unregistered=False).hf_hub_id)
+        except RuntimeError:
+            known = False
+        if not known:
+            near = get_close_matches(name, timm.list_pretrained(), n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "'timm.list_pretrained()' names those there are"
+            raise UsageError(f"timm:{name}: timm has no such model with weights as safetensors; {hint}")
+    return {"source": "hf-hub", "hf_hub_filename": _WEIGHTS}
+
+
+def wrap_timm(model: Any, *, name: str) -> Extractor:
+    """A timm model that is loaded already, see `timm_extractor`."""
+    config = import_module("timm").data.resolve_model_data_config(model)
+    model.eval()
+    has_cls = getattr(model, "cls_token", None) is not None
+    # Where it does not say how many tokens lead and there is a class token, nobody knows which are patches.
+    prefix = getattr(model, "num_prefix_tokens", None if has_cls else 0)
+
+    def encode(images: Tensor) -> Mapping[str, Tensor]:
+        tokens = model.forward_features(images)
+        named = {"pooled": model.forward_head(tokens, pre_logits=True)}
+        if not isinstance(tokens, Tensor) or prefix is None:
+            return named
+        if tokens.ndim == 4:  # a map: [B, C, h, w], or [B, h, w, C] in timm's hierarchical transformers
+            last = getattr(model, "output_fmt", "NCHW") == "NHWC"
+            return {**named, PATCHES: tokens.flatten(1, 2) if last else tokens.flatten(2).transpose(1, 2)}
+        return {**named, **_of_sequence(tokens, prefix, has_cls=has_cls)} if tokens.ndim == 3 else named
+
+    channels, *size = config["input_size"]
+    return Extractor(
+        name=name,
+        encode=encode,
+        preprocessing=Preprocessing(
+            img_size=(size[0], size[1]),
+            in_chans=channels,
+            mean=tuple(config["mean"]),
+            std=tuple(config["std"]),
+            crop_share=config["crop_pct"],
+            interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        ),
+        identity=f"{weights_digest(model)} timm {getattr(model, 'global_pool', '')}",  # what decides `pooled` beside
+    )
+
+
+def hf_extractor(path: str, *, device: torch.device) -> Extractor:
+    """A vision model of the Hugging Face hub, or of a folder in its form.
+
+    `cls`, `mean` and `patches` of the last hidden state; `pooled` is the model's own pooled output where it has
+    one. ViTMAE, which masks patches whenever it is called, is made to mask none and to keep their order.
+    An image that is not as wide as high is cropped, also where the processor would squeeze it.
+
+    Args:
+        path: a name on the hub, or a folder.
+        device: where it computes.
+
+    Raises:
+        UsageError: transformers is not installed, or the model is not one of images.
+        MAEError: it cannot be had.
+    """
+    transformers = _package("transformers")
+    try:
+        with torch.random.fork_rng(devices=[]):  # weights that a file lacks are drawn
+            model = transformers.AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # transformers, the hub and the file raise errors of many kinds
+        raise MAEError(f"hf:{path} cannot be loaded: {_first_line(error)}") from error
+    return wrap_hf(model.to(device), processor, name=f"hf:{path}")
+
+
+def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
+    """A Hugging Face model that is loaded already, with its image processor; see `hf_extractor`.
+
+    Raises:
+        UsageError: the model is not one of images.
+    """
+    if not hasattr(model.config, "num_channels"):
+        raise UsageError(f"{name} is a {type(model).__name__}; expected a model that takes images and nothing else")
+    size, crop_share = _hf_crop(processor)
+    normalises = processor.do_normalize
+    channels = model.config.num_channels
+    model.eval()
+    has_cls = any(part.endswith("cls_token") for part, _ in model.named_parameters())
+    hides = model.config.model_type == "vit_mae"
+    if hides:
+        model.config.mask_ratio = 0.0
+
+    def encode(images: Tensor) -> Mapping[str, Tensor]:
+        num_patches = _num_patches(model.config, images)
+        order = torch.linspace(0, 1, num_patches, device=images.device).expand(len(images), -1) if hides else None
+        output = model(pixel_values=images, **({} if order is None else {"noise": order}))
+        pooled = getattr(output, "pooler_output", None)
+        named = {} if pooled is None else {"pooled": pooled.flatten(1)}
+        tokens = output.last_hidden_state
+        if tokens.ndim == 4:
+            return {**named, "mean": tokens.mean(dim=(2, 3)), PATCHES: tokens.flatten(2).transpose(1, 2)}
+        prefix = tokens.shape[1] - num_patches  # negative where patches were merged: then nothing leads them
+        return {**named, **_of_sequence(tokens, max(0, prefix), has_cls=has_cls)}
+
+    return Extractor(
+        name=name,
+        encode=encode,
+        preprocessing=Preprocessing(
+            img_size=size,
+            in_chans=channels,
+            mean=tuple(processor.image_mean) if normalises else (0.0,) * channels,
+            std=tuple(processor.image_std) if normalises else (1.0,) * channels,
+            crop_share=crop_share,
+            interpolation=_interpolation(processor.resample),
+        ),
+        identity=weights_digest(model),
+    )
+
+
+def _of_sequence(tokens: Tensor, prefix: int, *, has_cls: bool) -> dict[str, Tensor]:
+    """Class token (the first of those that lead), and the patches: other leading tokens are registers."""
+    patches = tokens[:, prefix:]
+    named = {"mean": patches.mean(dim=1), PATCHES: patches}
+    return {"cls": tokens[:, 0], **named} if prefix and has_cls else named
+
+
+def _num_patches(config: Any, images: Tensor) -> int:
+    patch = getattr(config, "patch_size", None) or 1
+    height, width = (patch, patch) if isinstance(patch, int) else patch
+    return (images.shape[2] // height) * (images.shape[3] // width)
+
+
+def _hf_crop(processor: Any) -> tuple[tuple[int, int], float]:
+    """The size of the crop, and its share of the side that the image is resized to before it."""
+    size: dict[str, int] = dict(processor.size)
+    resized = size.get("shortest_edge") or size["height"]
+    cropped = getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None)
+    crop: dict[str, int] = dict(processor.crop_size) if cropped else {}
+    height, width = (crop.get(side, size.get(side, resized)) for side in ("height", "width"))
+    if getattr(processor, "crop_pct", None) and resized < _CONVNEXT_WHOLE:
+        return (height, width), processor.crop_pct
+    return (height, width), min(1.0, height / resized)
+
+
+def _interpolation(resample: Any) -> Literal["bicubic", "bilinear"]:
+    """Of Pillow's number."""
+    return "bilinear" if resample == 2 else "bicubic"
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UsageError(f"this model needs the package {name}, which is not installed: pip install {name}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

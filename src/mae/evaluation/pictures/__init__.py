@@ -1,0 +1,1 @@
+"""Pictures of images that a user gives: reconstructions, neighbours."""

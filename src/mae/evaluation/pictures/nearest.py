@@ -1,0 +1,135 @@
+"""A sheet of the images that a model finds most alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from rich.console import Console
+from torch import Tensor
+
+from mae.credentials import concealed
+from mae.data.dataset.images import ImageSet
+from mae.data.sources.open import Source
+from mae.errors import UsageError
+from mae.evaluation.common.neighbours import nearest
+from mae.evaluation.common.task import UnlabelledTask, open_images
+from mae.modalities.images.crop import central_crop
+from mae.randomness import permutation
+from mae.report.figures.neighbours import draw_neighbours
+from mae.training.device import choose_device
+from mae.training.distributed import World
+
+
+def neighbours(
+    model: Any,
+    source: str | Path,
+    *,
+    out: str | Path,
+    queries: int | Sequence[str] = 8,
+    k: int = 8,
+    feature: str = "mean",
+    data_root: str | Path = "data",
+    device: str = "auto",
+    seed: int = 0,
+    quiet: bool = False,
+) -> Path:
+    """Draw the images that are nearest to some by the cosine of their features, as one sheet.
+
+    Args:
+        model: see `mae.evaluate`.
+        source: images, see `RunConfig.source`.
+        out: the PNG.
+        queries: ends of the names of the images to start from, or how many to draw by `seed`.
+        k: neighbours of each; the image itself is not among them.
+        feature: which feature is compared.
+        data_root: where sets known by name are kept.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        seed: decides which images are drawn.
+        quiet: show nothing.
+
+    Raises:
+        UsageError: an image that is not there, a feature that the model does not give, or less than one image to
+            start from or to find.
+        MAEError: images that cannot be read, or a disk that is full.
+    """
+    source = concealed(str(source))
+    queries = [queries] if isinstance(queries, str) else queries
+    num_queries = queries if isinstance(queries, int) else len(queries)
+    if num_queries < 1 or k < 1:
+        raise UsageError(f"{num_queries} images to start from, {k} neighbours of each; expected 1 or more")
+    where, console = choose_device(device), Console(quiet=quiet)
+    task = open_images(model, source, data_root=Path(data_root), device=where, console=console, world=World())
+    features, numbers = _features(task, feature)
+    if isinstance(queries, int):
+        rows = permutation(seed, 0, len(features))[:queries]
+    else:
+        rows = _rows(queries, task.source, numbers)
+    k = min(k, len(features) - 1)
+    similarities, places = nearest(features, features[rows], k=k + 1, device=where)
+    kept = _without_itself(places, rows)
+    similarities, places = (values.gather(1, kept) for values in (similarities, places))
+    title = f"Nearest by {feature} of {task.extractor.name}"
+    _draw(task, numbers[rows], numbers[places], similarities, title=title, path=Path(out))
+    return Path(out)
+
+
+def _features(task: UnlabelledTask, name: str) -> tuple[Float[Tensor, "n D"], Int64[Tensor, " n"]]:
+    """A feature of every readable image, and the images' numbers."""
+    features = task.features()
+    if name not in features.arrays:
+        raise UsageError(f"the model gives no feature {name!r}; it gives {', '.join(features.arrays)}")
+    if len(features.numbers) < 2:
+        raise UsageError(f"{task.source.name} holds {len(features.numbers)} image; neighbours need two or more")
+    return features.arrays[name], features.numbers
+
+
+def _draw(
+    task: UnlabelledTask,
+    queries: Int64[Tensor, " q"],
+    neighbours: Int64[Tensor, "q k"],
+    similarities: Float[Tensor, "q k"],
+    *,
+    title: str,
+    path: Path,
+) -> None:
+    images, name = task.images(), task.source.item_name
+    size = task.extractor.preprocessing.img_size
+    draw_neighbours(
+        _pictures(images, queries, size),
+        _pictures(images, neighbours.flatten(), size).unflatten(0, neighbours.shape),
+        similarities,
+        query_names=[name(number) for number in queries.tolist()],
+        neighbour_names=[[name(number) for number in row] for row in neighbours.tolist()],
+        mean=(0.0,) * images.channels,
+        std=(1.0,) * images.channels,
+        title=title,
+        path=path,
+    )
+
+
+def _rows(queries: Sequence[str], source: Source, numbers: Int64[Tensor, " n"]) -> Int64[Tensor, " q"]:
+    """The rows of the images that are named."""
+    names = [source.item_name(number) for number in numbers.tolist()]
+    rows = []
+    for query in queries:
+        matching = [row for row, name in enumerate(names) if name == query or name.endswith(f"/{query}")]
+        if len(matching) != 1:
+            found = f"{len(matching)} images of that name" if matching else "no readable image of that name"
+            raise UsageError(f"query {query!r}: {source.name} holds {found}; give the end of one image's path")
+        rows += matching
+    return torch.tensor(rows)
+
+
+def _without_itself(places: Int64[Tensor, "q found"], rows: Int64[Tensor, " q"]) -> Int64[Tensor, "q kept"]:
+    """Positions of the neighbours that are not the query; where it is not among them the last one goes."""
+    other = places != rows.unsqueeze(1)
+    other[other.all(dim=1), -1] = False
+    return other.nonzero()[:, 1].reshape(len(rows), -1)
+
+
+def _pictures(images: ImageSet, numbers: Int64[Tensor, " n"], size: tuple[int, int]) -> Float[Tensor, "n C H W"]:
+    """Central crops, whole numbers scaled to [0, 1]."""
+    crops = torch.stack([central_crop(images.get(number), size) for number in numbers.tolist()])
+    return crops.float() / 255 if crops.dtype == torch.uint8 else crops

@@ -1,0 +1,79 @@
+"""What an evaluation protocol is: its name, its options, and the numbers it returns.
+
+Protocols are listed, with their options and help, without PyTorch: nothing here, and nothing at the top of a protocol's
+file, imports it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+THIS_MODEL = "this model"
+"""What tables and records call the evaluated model."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProtocolResult:
+    """What a protocol measured.
+
+    Attributes:
+        numbers: JSON values, shares in [0, 1].
+        header: names of the table's columns.
+        rows: the table that is shown, the evaluated model first.
+        note: what a reader must know beside the table.
+        ranking: `[m, r]`, for each test image the classes by falling score, best first; for the confusion matrix.
+        ranked_by: which of the table's scores the ranking belongs to; empty where there is only one.
+        curve: how training went, one mapping a row.
+        variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
+    """
+
+    numbers: Mapping[str, Any]
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    ranking: "Tensor | None" = None
+    ranked_by: str = ""
+    curve: tuple[Mapping[str, float], ...] = ()
+    variant: str = ""
+
+
+class EvaluationProtocol(ABC):
+    """A way to evaluate a model: a frozen dataclass whose fields are its options, checked when it is made.
+
+    The command line, `evaluate all`, tables and pages read these; `protocols/__init__.py` lists the classes.
+
+    Attributes:
+        name: on the command line and in records.
+        title: of its tables and pictures.
+        summary: what it measures, for `mae evaluate --help`.
+        needs_labels: whether it is given a `LabelledTask`; an `UnlabelledTask` otherwise.
+        cheap: whether `mae evaluate all` runs it: minutes on a CPU once features are stored.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    needs_labels: ClassVar[bool] = True
+    cheap: ClassVar[bool] = False
+
+    def why_not(self, extractor: Any) -> str | None:
+        """One line that says why the protocol does not apply to the model of an `Extractor`; None if it does."""
+        return None
+
+    @abstractmethod
+    def run(self, task: Any) -> ProtocolResult:
+        """Evaluate the task's model.
+
+        Raises:
+            UsageError: the options do not fit the task's images.
+            MAEError: it failed on the way.
+        """
+
+
+def headline(by_name: Mapping[str, Any]) -> str:
+    """The feature whose number stands for a model: the mean of the patch tokens where there is one."""
+    return "mean" if "mean" in by_name else next(iter(by_name))

@@ -1,0 +1,1 @@
+"""What every study shares: jobs, results, statistics, pages."""

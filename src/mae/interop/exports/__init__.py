@@ -1,0 +1,1 @@
+"""Weights for elsewhere, written and verified."""

@@ -1,0 +1,224 @@
+"""A model card, from what the model's file and its run record and nothing else."""
+
+import re
+from collections.abc import Iterator, Mapping
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from mae.core.method import MethodConfig
+from mae.errors import UsageError
+from mae.evaluation.common.finetuning import CLASSIFIER_FILE
+from mae.evaluation.extractors.extractor import model_extractor
+from mae.evaluation.run import digest_of
+from mae.interop.imports.catalogue import public_weights
+from mae.models.file import Classes, LoadReport, classes_of
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
+from mae.records import read_json
+from mae.training.run_folder import RunFolder
+from mae.training.run_records import read_image_facts, read_summary
+
+Rows = list[tuple[str, str]]
+
+_UNKNOWN = "unknown"
+_UNITS = {
+    "uint8": "trained on uint8 files; value / 255",
+    "uint16": "trained on uint16 files; value / 65535",
+    "float32": "trained on float32 files; the value itself",
+    None: "in [0, 1]; type of the files unknown",
+}
+_SHOWN_CLASSES = 20
+_LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+
+
+def model_card(
+    model: PretrainedEncoder,
+    report: LoadReport,
+    *,
+    path: Path,
+    licence: str | None,
+    library: str | None,
+    usage: str,
+    whole: bool,
+) -> str:
+    """Markdown that says what the model is, how it was trained, its results, its limits and its licence.
+
+    Args:
+        model: the model to describe.
+        report: how it was loaded.
+        path: where it was loaded from; a run folder's records are included.
+        licence: of the weights; None: unknown.
+        library: that reads the export, such as `timm`; None: this package.
+        usage: Python that loads it.
+        whole: whether the export holds the decoder, if there is one.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # here: imported only where a card is written
+
+    config = model.config
+    assert config is not None  # it was loaded by one
+    classes, is_mae = classes_of(model), _is_mae(model, report)
+    has_decoder = whole and isinstance(model, MaskedAutoencoder)
+    encoder = "the encoder of a masked autoencoder" if is_mae else "a vision transformer's encoder"
+    title = "A masked autoencoder" if has_decoder else encoder.capitalize()
+    task = "image-feature-extraction" if classes is None else "image-classification"
+    cards = Environment(
+        loader=PackageLoader("mae.interop.exports", "."),
+        autoescape=False,  # Markdown: what comes from files passes through the filter `cell`
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    cards.filters["cell"] = _cell
+    return cards.get_template("card.md.j2").render(
+        licence_id=_licence_id(licence),
+        library=library,
+        tags=["masked-autoencoder", task] if is_mae else [task],
+        title=title if classes is None else f"An image classifier on {encoder}",
+        model=_model(model, config),
+        decoder=_decoder(config) if has_decoder else [],
+        head=[] if classes is None else _head(classes),
+        training=_training(report, path),
+        results=list(_results(model, path)),
+        limits=_limits(config, classes, is_mae=is_mae),
+        usage=usage,
+        licence=licence or _UNKNOWN,
+    )
+
+
+def _licence_id(licence: str | None) -> str | None:
+    """The licence as the card's metadata name it, where it can be no more than a name."""
+    return "other" if licence and not _LICENCE_NAME.fullmatch(licence) else licence and licence.lower()
+
+
+def _cell(text: str) -> str:
+    """Text that may come from a file, safe in one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _is_mae(model: PretrainedEncoder, report: LoadReport) -> bool:
+    """Whether the encoder is known to be a masked autoencoder's; imported weights do not say how they were trained."""
+    source = report.origin.get("imported_from")
+    is_known = source is None or str(source).partition(",")[0] in public_weights()
+    return is_known or isinstance(model, MaskedAutoencoder)
+
+
+def _model(model: PretrainedEncoder, config: MethodConfig) -> Rows:
+    parameters = sum(weight.numel() for weight in model.encoder.parameters())
+    rows = [
+        ("images", f"{config.layout.size[0]} x {config.layout.size[1]} pixels, {config.layout.channels} channels"),
+        ("patches", f"{config.layout.patch[0]} x {config.layout.patch[1]} pixels"),
+        ("encoder", _sizes(config.encoder)),
+        ("encoder parameters", f"{parameters:,}"),
+        ("pixel values", _UNITS[config.tokenizer.pixel_dtype]),
+        (
+            "channel means",
+            _UNKNOWN if config.tokenizer.mean is None else ", ".join(f"{value:g}" for value in config.tokenizer.mean),
+        ),
+        (
+            "channel stds",
+            _UNKNOWN if config.tokenizer.std is None else ", ".join(f"{value:g}" for value in config.tokenizer.std),
+        ),
+    ]
+    if config.tokenizer.channels is not None:
+        rows.append(("channels", ", ".join(config.tokenizer.channels)))
+    return rows
+
+
+def _decoder(config: MethodConfig) -> Rows:
+    target = config.target.kind.replace("_", " ")
+    if getattr(config.target, "norm", False):
+        target = f"per-patch normalised {target}"
+    return [
+        ("decoder", _sizes(config.decoder)),
+        ("predicts", f"{target}, {config.mask.ratio:.0%} of the patches masked"),
+    ]
+
+
+def _sizes(network: Any) -> str:
+    """Width, depth and heads of an encoder or a decoder as far as its kind has them; of others the kind."""
+    units = {"embed_dim": "wide", "depth": "blocks", "num_heads": "heads"}
+    own = [f"{getattr(network, name)} {unit}" for name, unit in units.items() if hasattr(network, name)]
+    return ", ".join(own) or network.kind
+
+
+def _head(classes: Classes) -> Rows:
+    rows = [("classes", f"{classes.count:,}")]
+    if classes.names:
+        more = ", ..." if len(classes.names) > _SHOWN_CLASSES else ""
+        rows.append(("class names", ", ".join(classes.names[:_SHOWN_CLASSES]) + more))
+    return rows
+
+
+def _training(report: LoadReport, path: Path) -> Rows:
+    """What the file says of its origin, and what the run recorded; of paths only the last component."""
+    origin = report.origin
+    source = origin.get("data_source")
+    rows = [
+        ("recipe", str(origin.get("recipe") or _UNKNOWN)),
+        ("images from", Path(str(source)).name if source else _UNKNOWN),
+        ("initial weights", str(origin.get("init_from") or "")),
+        ("imported from", str(origin.get("imported_from") or "")),
+    ]
+    run = RunFolder(path)
+    if run.holds_run and run.data.exists():
+        rows.append(("images", f"{read_image_facts(run.data, needed=('images',))['images']:,}"))
+    if run.holds_run and run.summary.exists():
+        summary = read_summary(run.summary, needed=("samples", "steps", "loss", "baselines"))
+        rows.append(("images seen", f"{summary['samples']:,} in {summary['steps']:,} steps"))
+        baseline = summary["baselines"].get("mean_of_visible", nan)
+        rows.append(("loss", f"{summary['loss']:.4g}, {baseline:.4g} for the mean predictor"))
+    return [(name, value) for name, value in rows if value]
+
+
+def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
+    """Accuracies recorded beside the run for exactly these weights."""
+    try:
+        weights = digest_of(model_extractor(model, name="model").identity)
+    except UsageError:  # without statistics it was never evaluated
+        return
+    for file in sorted((_run_of(path) / "evaluation").glob("*.json")):
+        record = read_json(file)
+        result = record.get("result")
+        if not isinstance(result, Mapping):
+            continue
+        training = result.get("training")
+        is_trained_there = isinstance(training, Mapping) and Path(str(training.get("folder"))).name == path.parent.name
+        if record.get("weights") != weights and not is_trained_there:
+            continue
+        source = Path(str(record["data"].get("source"))).name
+        for features, value in _accuracies(result.get("this model", result)):
+            yield f"{record['protocol']}, {source}, {features}", f"{value:.1%}"
+
+
+def _run_of(path: Path) -> Path:
+    """The run that the weights belong to: fine-tuned ones lie three folders below it."""
+    return path.parents[3] if path.name == CLASSIFIER_FILE and len(path.parents) > 3 else path
+
+
+def _accuracies(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every `top1` in a record, with the keys above it."""
+    for key, value in result.items() if isinstance(result, Mapping) else ():
+        if key == "top1" and isinstance(value, int | float):
+            yield name or "whole model", float(value)
+        else:
+            yield from _accuracies(value, f"{name} {key}".strip())
+
+
+def _limits(config: MethodConfig, classes: Classes | None, *, is_mae: bool) -> list[str]:
+    trained = "It was trained without labels and" if is_mae else "How it was trained is unknown. It"
+    lines = [
+        f"{trained} predicts no classes; its features need a head of your own."
+        if classes is None
+        else "It predicts one of its classes for every image, including those that show none of them.",
+        "Its features suit images like those it was trained on. Test it before you rely on it for other kinds.",
+    ]
+    if config.encoder.pos_embed == "learned":
+        lines.append(
+            f"Its learned position embedding is for images of {config.layout.size[0]} x {config.layout.size[1]} "
+            "pixels only."
+        )
+    if config.tokenizer.mean is None:
+        lines.append("How its training images were normalised is unknown.")
+    return lines

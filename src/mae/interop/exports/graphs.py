@@ -1,0 +1,133 @@
+"""A model as a graph that runs without this package: ONNX, and programs of `torch.export`."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from mae.core.types import MaskPlan
+from mae.models.classifier import ImageClassifier
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.pretrained import PretrainedEncoder
+
+TRACED_BATCH = 2
+"""A batch size of 1 would be traced as a constant."""
+
+_OPSET = 20
+_LARGE = 1 << 30
+"""Bytes of weights above which they go into a separate file: a protobuf holds less than twice as many."""
+
+
+class FeatureGraph(nn.Module):
+    """The features of whole images: all tokens, their summaries, and a classifier's logits.
+
+    Args:
+        model: used, not copied.
+    """
+
+    def __init__(self, model: PretrainedEncoder) -> None:
+        super().__init__()
+        self.model = model
+        self.train(model.training)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> dict[str, Tensor]:
+        """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`."""
+        encoder = self.model.encoder
+        tokens = encoder(images).tokens
+        features = {"tokens": tokens, "mean": tokens[:, encoder.num_prefix :].mean(dim=1)}
+        if encoder.num_prefix:
+            features["cls"] = tokens[:, 0]
+        if isinstance(self.model, ImageClassifier):
+            features["logits"] = self.model.head(self.model.fc_norm(features["mean"]))
+        return features
+
+
+class PredictionGraph(nn.Module):
+    """The prediction for every patch, given which patches stay visible.
+
+    Args:
+        model: used, not copied.
+    """
+
+    def __init__(self, model: MaskedAutoencoder) -> None:
+        super().__init__()
+        self.model = model
+        self.num_visible = num_visible(model)
+        self.train(model.training)
+
+    def forward(self, images: Float[Tensor, "B C H W"], order: Int64[Tensor, "B N"]) -> dict[str, Tensor]:
+        """`prediction [B, N, P]` in raster order."""
+        model = self.model
+        assert model.config is not None
+        plan = plan_of_order(order, self.num_visible).predict_all()
+        return {"prediction": model.decoder(model.encoded(images, plan), plan, model.config.layout)}
+
+
+def num_visible(model: MaskedAutoencoder) -> int:
+    """How many tokens the model's own mask leaves visible, as in pre-training."""
+    assert model.config is not None
+    return model.masking.num_visible(model.config.layout)
+
+
+def plan_of_order(order: Int64[Tensor, "B N"], count: int) -> MaskPlan:
+    """The plan in which the first `count` tokens of each order are visible and all others predicted."""
+    visible = order[:, :count]
+    hidden = torch.ones_like(order, dtype=torch.bool).scatter(1, visible, False)
+    return MaskPlan(visible=visible, predicted=order[:, count:], hidden=hidden)
+
+
+def write_onnx(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, facts: Mapping[str, str]) -> None:
+    """Write a graph as an ONNX file for any batch size; large weights go into a file beside it.
+
+    Args:
+        graph: in evaluation mode; its `forward` takes the inputs by name and returns tensors by name.
+        inputs: an example, of two images.
+        path: the file.
+        facts: the file's metadata, by name.
+    """
+    with torch.no_grad():
+        names = list(graph(**inputs))
+    size = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
+    with warnings.catch_warnings(action="ignore"):  # about axis names shared by all inputs
+        program = torch.onnx.export(
+            graph,
+            kwargs=dict(inputs),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=list(inputs),
+            output_names=names,
+            dynamic_shapes=_any_batch(inputs),
+            verbose=False,
+        )
+        assert program is not None
+        program.model.metadata_props.update(facts)
+        program.save(str(path), external_data=size > _LARGE)
+    import_module("onnx").checker.check_model(str(path))
+
+
+def write_program(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
+    """Write a graph as a file of `torch.export.save` for any batch size; see `write_onnx`."""
+    program = torch.export.export(graph, (), dict(inputs), dynamic_shapes=_any_batch(inputs))
+    write_by_memory(path, lambda held: torch.export.save(program, held))
+
+
+def write_by_memory(path: Path, save: Callable[[BytesIO], object]) -> None:
+    """Write what PyTorch saves, by way of memory: its own writer ends the process if the disk is full.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    held = BytesIO()
+    save(held)
+    path.write_bytes(held.getbuffer())
+
+
+def _any_batch(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    batch = torch.export.Dim("batch")
+    return {name: {0: batch} for name in inputs}

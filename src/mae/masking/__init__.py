@@ -1,1 +1,0 @@
-"""Which tokens are hidden: one strategy a file."""

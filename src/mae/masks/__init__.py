@@ -1,0 +1,3 @@
+"""Which tokens are masked: one strategy a file."""
+
+KINDS = {"random": "random.RandomMasking", "block": "block.BlockMasking"}

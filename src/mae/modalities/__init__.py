@@ -1,0 +1,3 @@
+"""What is special about each kind of data: one folder a modality."""
+
+KINDS = {"image": "images.tokenizer.ImagePatches"}

@@ -1,0 +1,1 @@
+"""Images: patches, crops, mixing, pictures."""

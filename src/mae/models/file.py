@@ -1,0 +1,546 @@
+"""A model in one file: weights as safetensors, what they are in the header; never a pickle.
+
+The header's text under the key `mae` is a JSON record: format, kind of model, configuration, grid, names of the
+channels, kind of target, where the weights come from, and a probe (see `mae.models.fingerprint`), which is recomputed
+when the file is loaded.
+"""
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mae import records
+from mae.core.method import MethodConfig
+from mae.errors import MAEError, UsageError
+from mae.models.classifier import ImageClassifier, build_classifier
+from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import build_model, build_pretrained_encoder
+from mae.models.pretrained import PretrainedEncoder
+from mae.randomness import drawing_from
+from mae.version import __version__
+
+FORMAT = 4
+_KEY = "mae"
+MASKED_AUTOENCODER, ENCODER, CLASSIFIER = "masked_autoencoder", "encoder", "classifier"
+"""Kinds of model that a file may hold."""
+
+_ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
+# A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
+# length, as text within text. The library itself would read 100 MB.
+_MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
+_MAX_CLASSES = 1 << 20
+_MAX_AXES = 64  # PyTorch computes with no more, and takes a time of their square
+_FRESH_SEED = 0
+_NUM_NAMED, _MAX_SHOWN = 3, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """What a classifier's head tells apart.
+
+    Attributes:
+        count: how many.
+        names: in the order of the logits; empty: not known.
+
+    Raises:
+        UsageError: a count that no head has.
+    """
+
+    count: int
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.count <= _MAX_CLASSES:
+            raise UsageError(f"count of classes is {self.count}; expected 2 to {_MAX_CLASSES:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What was loaded of the encoder or the decoder.
+
+    Attributes:
+        tensors: tensors that the file held.
+        tensors_expected: tensors that the part has.
+        parameters: values in the former.
+        parameters_expected: values in the latter.
+    """
+
+    tensors: int
+    tensors_expected: int
+    parameters: int
+    parameters_expected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What a file held, and what was made of it.
+
+    Attributes:
+        encoder: what was loaded of the encoder.
+        decoder: what was loaded of the decoder.
+        missing: tensors that the file did not hold; they are freshly initialised.
+        ignored: tensors in the file that the model does not have.
+        probe: largest difference between the probe in the file and the loaded model's, relative; None: not compared.
+        channels: names of the channels; None: not known.
+        origin: recipe, data_source, data_fingerprint, init_from, imported_from, versions and licence, as far as they
+            are known.
+        notes: what else a reader must know.
+        classes: that the head tells apart; None without a head.
+    """
+
+    encoder: PartReport
+    decoder: PartReport
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+    probe: float | None
+    channels: tuple[str, ...] | None
+    origin: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    classes: int | None = None
+
+    def line(self) -> str:
+        """All of it in one line for a person."""
+        parts = [
+            f"loaded encoder {_tensors(self.encoder)} tensors ({_parameters(self.encoder)} parameters)",
+            f"decoder {_tensors(self.decoder)} ({_parameters(self.decoder)})"
+            if self.decoder.tensors_expected
+            else "no decoder",
+        ]
+        parts += [] if self.classes is None else [f"head of {self.classes:,} classes"]
+        parts += [f"not in the file and fresh: {_some(self.missing)}"] if self.missing else []
+        parts += [f"ignored: {_some(self.ignored)}"] if self.ignored else []
+        parts += self.notes
+        if self.probe is None and self.notes:  # weights of others hold none, and their notes tell what was compared
+            return ", ".join(parts)
+        if self.probe is not None:
+            parts.append(f"probe reproduced (largest difference {self.probe:.0e})")
+        else:
+            parts.append("probe not compared: " + ("tensors are missing" if self.missing else "the file holds none"))
+        return ", ".join(parts)
+
+
+def model_metadata(
+    model: PretrainedEncoder,
+    *,
+    licence: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+    probe: OutputFingerprint | None = None,
+) -> dict[str, str]:
+    """What a model's file says of the model, as safetensors' header wants it: text.
+
+    Args:
+        model: a model made by `create_model` or `build_model`, an encoder alone, or a classifier.
+        licence: the terms its weights come under, where they have any.
+        origin: `recipe`, `data_source`, `data_fingerprint`, `init_from` and `imported_from`, JSON values, as far as
+            they are known.
+        probe: `output_fingerprint(model)`, made of the very weights that are stored; None: the file cannot be verified.
+
+    Raises:
+        UsageError: an unknown origin, or more than a header may hold.
+    """
+    config = model.config
+    if config is None:
+        raise ValueError("this model was put together by hand and has no configuration to store; use build_model")
+    origin = origin or {}
+    records.check_known(origin, _ORIGIN, what="origin of a model")
+    versions = {"mae": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    record = {
+        "format": FORMAT,
+        "kind": kind_of(model),
+        "config": config.to_json(),
+        "grid": list(config.layout.grid),
+        "channels": None if config.tokenizer.channels is None else list(config.tokenizer.channels),
+        "target": config.target.kind if isinstance(model, MaskedAutoencoder) else None,
+        "classes": None if (classes := classes_of(model)) is None else asdict(classes),
+        "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
+        "probe": None if probe is None else records.to_json(probe),
+    }
+    text = json.dumps(record, allow_nan=False)
+    if too_much := _too_much(text, record):
+        raise UsageError(f"what the model's file is to say of it {too_much}; shorten its origin")
+    return {_KEY: text}
+
+
+def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -> None:
+    """Write a model's file whole or not at all: aside, then renamed.
+
+    Args:
+        model: whose weights.
+        path: the file; its folder is made if need be.
+        metadata: `model_metadata` of it.
+
+    Raises:
+        MAEError: it cannot be written; nothing half-written is left.
+    """
+    beside = records.aside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, beside, metadata)
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise MAEError(f"{path} cannot be written: {error}") from error
+    finally:  # also where it was interrupted
+        with suppress(OSError):
+            beside.unlink()
+
+
+def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = None) -> None:
+    """Write a model as a file that says what it is, which `mae.load` and every command read.
+
+    For loops of your own: a run does so by itself, and tells its recipe and images too.
+
+    Args:
+        model: a masked autoencoder, an encoder alone or a classifier, in any mode, on any device.
+        path: the file, such as `mine.safetensors`; one that is there is replaced.
+        licence: the terms its weights come under, where they have any.
+
+    Raises:
+        UsageError: it is no model of this package.
+        ValueError: the model was put together by hand and has no configuration.
+        MAEError: it cannot be written; nothing half-written is left.
+    """
+    if not isinstance(model, PretrainedEncoder):
+        raise UsageError(f"the model is of type {type(model).__name__}; expected one of this package's")
+    save_model(model, Path(path), model_metadata(model, licence=licence, probe=output_fingerprint(model)))
+
+
+def is_own(path: Path) -> bool:
+    """Whether this package wrote a file, which may have lost its record since; False where it cannot be read."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            kernel = "encoder.patch_embed.proj.weight"  # of others it has a rank of 4
+            ours = kernel in file.keys() and len(file.get_slice(kernel).get_shape()) == 2
+            return ours or _KEY in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def load_model(path: Path) -> MaskedAutoencoder:
+    """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
+
+    Raises:
+        UsageError: the file holds an encoder without a decoder.
+        MAEError: not such a file, damaged, weights that do not fit its configuration or are not finite, or that do not
+            reproduce its probe.
+    """
+    model = load_with_report(path)[0]
+    if not isinstance(model, MaskedAutoencoder):
+        raise UsageError(_without_decoder(path))
+    return model
+
+
+def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[PretrainedEncoder, LoadReport]:
+    """The model in a file of this package, on the CPU, in evaluation mode, and what was loaded.
+
+    It is a `MaskedAutoencoder` unless the file says that it is of an encoder alone or of an `ImageClassifier`.
+
+    The file may come from anyone: its header is bounded, its configuration is checked value by value, and its tensors
+    must have exactly the names, shapes and types of that configuration's model before any of them is read. Then the
+    model must answer as the file's probe says.
+
+    Args:
+        path: the file.
+        allow_partial: share of the encoder's values that is enough, above 0 and at most 1. Tensors that are missing,
+            the decoder's too, are then freshly initialised, the same at each load, those the model does not have are
+            ignored, and the probe is compared only if nothing is missing. None: every tensor, and no other.
+
+    Raises:
+        UsageError: the file holds an encoder without a decoder, or a share out of range.
+        MAEError: not such a file, damaged, less than is allowed, weights that do not fit its configuration or are not
+            finite, or that do not reproduce its probe.
+    """
+    if allow_partial is not None and not 0 < allow_partial <= 1:
+        raise UsageError(f"allow_partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
+    record, expected, found, weights = _read(path, allow_partial=allow_partial)
+    with drawing_from(_FRESH_SEED):  # the caller's numbers stay
+        model = build(record.kind, record.config, record.classes)
+    model.load_state_dict(weights, strict=False)  # their names were compared above
+    del weights  # before the probe takes memory of its own
+    model.eval()
+    report = LoadReport(
+        encoder=count_part("encoder.", expected, found),
+        decoder=count_part("decoder.", expected, found),
+        missing=tuple(name for name in expected if name not in found),
+        ignored=tuple(sorted(found - expected.keys())),
+        probe=_reproduce(path, model, record) if found >= expected.keys() else None,
+        channels=record.config.tokenizer.channels,
+        origin=record.origin,
+        classes=None if record.classes is None else record.classes.count,
+    )
+    return model, report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """The header's record."""
+
+    kind: str
+    config: MethodConfig
+    origin: Mapping[str, Any]
+    probe: OutputFingerprint | None
+    classes: Classes | None = None
+
+
+def _read(
+    path: Path, *, allow_partial: float | None
+) -> tuple[_Record, Mapping[str, Tensor], set[str], dict[str, Tensor]]:
+    """The record, the model's tensors without memory, the file's names, and the tensors of both."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            record = _read_record(path, file.metadata() or {})
+            with torch.device("meta"):
+                expected = build(record.kind, record.config, record.classes).state_dict()
+            found = set(file.keys())
+            check_names(path, found, expected, allow_partial=allow_partial)
+            loaded = [name for name in expected if name in found]
+            _check_shapes(path, file, {name: expected[name] for name in loaded})
+            weights = {name: file.get_tensor(name) for name in loaded}
+    except (OSError, SafetensorError) as error:
+        raise MAEError(f"{path} cannot be read as a safetensors file: {error}") from error
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise MAEError(f"{path}: tensor {name} holds values that are not finite; the file is damaged")
+    return record, expected, found, weights
+
+
+def check_header(path: Path) -> None:
+    """Refuse a header that is too long, two entries of one name, of which readers take either, and too many axes."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start.startswith((b"PK\x03\x04", b"\x80\x02")):
+            raise SafetensorError("it is a file of torch.save; 'mae import' brings such weights in")
+        length = int.from_bytes(start, "little")
+        if length > _MAX_HEADER:
+            raise SafetensorError(f"its header claims {length:,} bytes; expected at most {_MAX_HEADER:,}")
+        text = file.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SafetensorError(f"its header is no valid JSON: {error}") from error
+    entries = header.values() if isinstance(header, dict) else ()
+    shapes = [entry.get("shape") for entry in entries if isinstance(entry, dict)]
+    if any(isinstance(shape, list) and len(shape) > _MAX_AXES for shape in shapes):
+        raise SafetensorError(f"a tensor in it has more than {_MAX_AXES} axes")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it says {twice[:_MAX_SHOWN]!r} twice")
+    return made
+
+
+def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
+    try:
+        text = metadata[_KEY]
+        record: Any = json.loads(text[: _MAX_RECORD + 1], object_pairs_hook=_unique)
+        if too_much := _too_much(text, record):
+            raise ValueError(f"its record {too_much}")
+        if record["format"] != FORMAT:
+            raise MAEError(
+                f"{path} is of format {records.shown(record['format'])}; this version of mae reads format {FORMAT}"
+            )
+        config = MethodConfig.from_json(record["config"])
+        kind = record["kind"]
+        if kind not in (MASKED_AUTOENCODER, ENCODER, CLASSIFIER):
+            known = f"{MASKED_AUTOENCODER}, {ENCODER} or {CLASSIFIER}"
+            raise ValueError(f"its kind is {records.shown(kind)}; expected {known}")
+        if (grid := record["grid"]) != list(config.layout.grid):
+            raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.layout.grid)}")
+        names, probe = None if config.tokenizer.channels is None else list(config.tokenizer.channels), record["probe"]
+        if record["channels"] != names:
+            raise ValueError(f"its channels are {records.shown(record['channels'])}; its configuration names {names}")
+        return _Record(
+            kind=kind,
+            config=config,
+            origin=dict(record["origin"]),
+            probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind == CLASSIFIER else None,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise MAEError(
+            f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae "
+            "('mae import' brings others in)"
+        ) from error
+
+
+def _too_much(text: str, record: Any) -> str:
+    """What is too large about a record; an empty string where nothing is."""
+    if len(text) > _MAX_RECORD:
+        return f"has {len(text):,} characters; at most {_MAX_RECORD:,} are read"
+    level, depth = [record], 0
+    while level:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            return f"is nested more than {_MAX_DEPTH} deep"
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [value for values in inner for value in values]
+    return ""
+
+
+def check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, allow_partial: float | None) -> None:
+    """Refuse a file that lacks tensors of a model or holds others, unless enough of the encoder is there.
+
+    Raises:
+        UsageError: all that lacks is the decoder.
+        MAEError: something else lacks or is too much, or less is there than is allowed.
+    """
+    if found == expected.keys():
+        return
+    missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
+    encoder = count_part("encoder.", expected, found)
+    if allow_partial is not None:
+        if (share := encoder.parameters / encoder.parameters_expected) < allow_partial:
+            raise MAEError(
+                f"{path} holds {_tensors(encoder)} encoder tensors, {share:.1%} of the encoder's values; "
+                f"allow_partial asks for {allow_partial:.1%}: missing are {_some(missing)}"
+            )
+        return
+    decoder = sorted(name for name in expected if name.startswith("decoder."))
+    if decoder and missing == decoder:
+        tensors = (
+            f"{encoder.tensors} of {encoder.tensors_expected} encoder tensors, 0 of {len(decoder)} decoder tensors"
+        )
+        raise UsageError(_without_decoder(path, tensors))
+    raise MAEError(
+        f"{path} does not hold the tensors of its own configuration: {len(missing)} missing "
+        f"({_some(missing) or 'none'}), {len(extra)} extra ({_some(extra) or 'none'}); get the file anew, or take what "
+        "is there by load_with_report(…, allow_partial=…)"
+    )
+
+
+def _without_decoder(path: Path, tensors: str = "") -> str:
+    there = f" ({tensors})" if tensors else ""
+    return (
+        f"{path} holds an encoder only{there}; a masked autoencoder needs both, and reconstruction its decoder: use a "
+        "checkpoint that pre-training wrote"
+    )
+
+
+def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> PretrainedEncoder:
+    """A model of a kind that a file may hold, with fresh weights from PyTorch's global generator.
+
+    Args:
+        kind: one of the kinds.
+        config: of the model.
+        classes: of a classifier.
+
+    Raises:
+        UsageError: values that do not fit each other.
+    """
+    if kind == CLASSIFIER:
+        assert classes is not None
+        return build_classifier(
+            config,
+            num_classes=classes.count,
+            class_names=classes.names,
+            drop_path=0.0,
+            label_smoothing=0.0,
+            pretrained=None,
+        )
+    return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
+
+
+def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        there = file.get_slice(name)
+        found_as, expected_as = (there.get_dtype(), list(there.get_shape())), ("F32", list(tensor.shape))
+        if found_as != expected_as:
+            raise MAEError(f"{path}: tensor {name} is {found_as}; expected {expected_as}")
+
+
+def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float | None:
+    """The largest difference between the file's probe and the model's; None without one.
+
+    Raises:
+        MAEError: it is not the same model.
+    """
+    if (stored := record.probe) is None:
+        return None
+    found = output_fingerprint(model)
+    if found is None or found.image_sha256 != stored.image_sha256:
+        raise MAEError(
+            f"{path}: the probe in its header is of another configuration than the one beside it, so the header was "
+            "changed after it was written; get the file anew"
+        )
+    if (difference := stored.difference(found)) > TOLERANCE:
+        raise MAEError(
+            f"{path}: the loaded model does not reproduce the probe in its file (largest difference {difference:.1e} "
+            f"of the largest value, rounding makes {TOLERANCE:.0e} at most): its tensors were changed after it was "
+            "written, or this code computes something else with them (order of queries and keys, heads, positions, "
+            "the norms' eps); get the file anew, or load it with the versions that wrote it: "
+            f"{_versions(record.origin.get('versions'))}"
+        )
+    return difference
+
+
+def kind_of(model: PretrainedEncoder) -> str:
+    """Which of the kinds a model is."""
+    if isinstance(model, ImageClassifier):
+        return CLASSIFIER
+    return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
+
+
+def classes_of(model: PretrainedEncoder) -> Classes | None:
+    """What a classifier tells apart; None of another model."""
+    if not isinstance(model, ImageClassifier):
+        return None
+    return Classes(count=model.num_classes, names=model.class_names)
+
+
+def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:
+    """What was found of the tensors whose names begin so."""
+    sizes = {name: tensor.numel() for name, tensor in expected.items() if name.startswith(prefix)}
+    there = [size for name, size in sizes.items() if name in found]
+    return PartReport(
+        tensors=len(there),
+        tensors_expected=len(sizes),
+        parameters=sum(there),
+        parameters_expected=sum(sizes.values()),
+    )
+
+
+def _tensors(part: PartReport) -> str:
+    return f"{part.tensors}/{part.tensors_expected}"
+
+
+def _parameters(part: PartReport) -> str:
+    whole = _short(part.parameters_expected)
+    return whole if part.tensors == part.tensors_expected else f"{_short(part.parameters)} of {whole}"
+
+
+def _short(number: int) -> str:
+    return f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number:,}"
+
+
+def _versions(stored: Any) -> str:
+    """`mae 0.1.0, torch 2.15.0`; what a file of another origin may hold there instead, as it is."""
+    if not isinstance(stored, dict):
+        return "not known" if stored is None else records.shown(stored)
+    return _clear(", ".join(f"{name} {version}" for name, version in stored.items()))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names."""
+    shown = [_clear(name) for name in names[:_NUM_NAMED]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _clear(text: str) -> str:
+    """Text from a file, which may hold any: control characters are escaped, and what is long is cut."""
+    return (text if text.isprintable() else repr(text))[:_MAX_SHOWN]

@@ -1,0 +1,1 @@
+"""Checks that a run can learn, before it spends hours."""

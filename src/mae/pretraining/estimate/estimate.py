@@ -1,0 +1,317 @@
+"""What a run would take and whether it makes sense, told before it begins; nothing is written."""
+
+import os
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import floor, inf
+from typing import Any
+
+import torch
+
+from mae import records
+from mae.config import RunConfig, as_flags
+from mae.contention import Contention, num_cores
+from mae.data.dataset.images import ImageSet
+from mae.errors import UsageError
+from mae.pretraining.build import num_workers
+from mae.pretraining.estimate.profile import (
+    LONG_WAIT,
+    Pace,
+    StepCost,
+    available_memory,
+    cost_of,
+    fitting_part_size,
+    measure_loading,
+    measure_steps,
+    pace_of,
+)
+from mae.pretraining.init_weights import InitWeights, inherit_config
+from mae.pretraining.resolve import (
+    RunContext,
+    effect_of_micro_batches,
+    num_held_out,
+    prepare_run,
+    resolve_config,
+    total_steps,
+)
+from mae.pretraining.sanity import advise, check_schedule, num_parameters
+from mae.recipes import recipe_config
+from mae.report.terminal.console import duration
+from mae.training.device import choose_device, explained_memory_failure
+from mae.training.distributed import World
+from mae.training.resilience.health import shared_cores
+from mae.training.run_folder import RunFolder
+
+_USABLE = 0.9
+"""Of the free memory: gaps between tensors, pictures and other programs take some too."""
+_PROBES = (2, 4)
+_PROBE_SECONDS, _STEP_SECONDS, _LOADING_SECONDS = 2.0, 5.0, 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run would take. Times leave out pictures, looks at the features and checkpoints.
+
+    Attributes:
+        images: of the source.
+        held_out: of them that are not trained on.
+        config: the run in full, everything chosen and fitted.
+        parameters: trained values of the model.
+        device: where it would run.
+        workers: processes that load images.
+        epochs: passes over the images.
+        steps: optimizer steps of the whole run.
+        steps_per_epoch: whole batches in a pass.
+        part_size: images computed at once.
+        largest_part: how many could be, by the memory there is.
+        model_rate: images a second of the model, with images there already.
+        loader_rate: images a second of the loader, with nothing else running.
+        pace: the two together.
+        epoch_seconds: time of a pass.
+        run_seconds: time of the whole run.
+        peak_bytes: memory that a step takes.
+        available_bytes: memory that is free.
+        hours: the time that the epochs were fitted to; None: they were asked for.
+        advice: what is worth knowing or changing, a sentence each.
+        command: what to type to carry the plan out.
+    """
+
+    images: int
+    held_out: int
+    config: RunConfig
+    parameters: int
+    device: str
+    workers: int
+    epochs: float
+    steps: int
+    steps_per_epoch: int
+    part_size: int
+    largest_part: int
+    model_rate: float
+    loader_rate: float
+    pace: Pace
+    epoch_seconds: float
+    run_seconds: float
+    peak_bytes: int
+    available_bytes: int
+    hours: float | None
+    advice: tuple[str, ...]
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, one key a field."""
+        return records.to_json(self)
+
+
+def plan_pretraining(config: RunConfig, *, hours: float | None, given: Collection[str] = ()) -> tuple[RunContext, Plan]:
+    """Read the images, settle the run and plan it; see `make_plan` and, of what was `given`, `prepare_run`.
+
+    Raises:
+        UsageError: the request cannot be carried out as asked, or makes no sense.
+        MAEError: images that cannot be read, or too little memory for a few of them at once.
+    """
+    if hours is not None and not 0 < hours < inf:
+        raise UsageError(f"--hours is {hours}; expected a finite number above 0")
+    if not config.source:
+        raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
+    folder = None if config.machine.out is None else RunFolder(config.machine.out)
+    if folder is not None:
+        folder.check_new()
+    with explained_memory_failure(f"{max(_PROBES)} images at once are too many; take a smaller model or --img-size"):
+        prepared = prepare_run(config, folder, choose_device(config.machine.device), World(), resume=False, given=given)
+        return prepared, make_plan(prepared, hours=hours)
+
+
+def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
+    """Measure a few steps and some loading, and work out what the run takes.
+
+    The batch stays what was asked for; it is divided into more parts where it would not fit, which costs next to
+    nothing. Where not even one image fits, blocks are computed again in the backward pass
+    (`--activation-checkpointing`), which does.
+
+    Args:
+        prepared: the run.
+        hours: fit the epochs to this time; None: take those that were asked for.
+
+    Raises:
+        UsageError: the run makes no sense (see `check_schedule`), not one image fits in memory, or an epoch takes
+            longer than `hours`.
+        MAEError: images that cannot be read, or too little memory for a few of them at once.
+    """
+    images, device, world = prepared.images, prepared.device, prepared.world
+    if hours is None:
+        check_schedule(prepared.config, len(images))  # before any time is spent on it
+    available, contention = available_memory(device), Contention()
+    costs = _measure_costs(prepared, floor(_USABLE * available))
+    loader_rate = measure_loading(prepared, seconds=_LOADING_SECONDS)
+    taken = contention.look()
+    largest_part = fitting_part_size(costs, floor(_USABLE * available))
+    if not largest_part and not prepared.config.machine.activation_checkpointing:
+        plan = make_plan(
+            replace(prepared, config=prepared.config.override({"activation_checkpointing": True})), hours=hours
+        )
+        return replace(
+            plan, advice=("--activation-checkpointing, for without it not one image fits in memory", *plan.advice)
+        )
+    accumulate = fitting_accumulate(prepared.config, world, largest_part)
+    config = prepared.config.override({"accumulate": accumulate})
+    assert config.optim.batch_size is not None
+    part_size = config.optim.batch_size // (accumulate * world.size)
+    at_work = cost_of(costs, part_size)
+    model_rate = world.size * part_size / at_work.seconds
+    pace = pace_of(model_rate, loader_rate, num_workers(prepared))
+    epoch_seconds = prepared.steps_per_epoch * config.optim.batch_size / pace.images_per_second
+    if hours is not None:
+        config = config.override({"epochs": float(fitting_epochs(hours, epoch_seconds)), "steps": None})
+    weights = None if prepared.start is None else prepared.start.config
+    config = resolve_config(config, images, device, world, weights)
+    model = config.resolved
+    check_schedule(config, len(images))
+    steps = total_steps(config, len(images))
+    epochs = steps / prepared.steps_per_epoch
+    return Plan(
+        images=len(images),
+        held_out=num_held_out(config, len(images)),
+        config=config,
+        parameters=num_parameters(model),
+        device=str(device),
+        workers=num_workers(prepared),
+        epochs=epochs,
+        steps=steps,
+        steps_per_epoch=prepared.steps_per_epoch,
+        part_size=part_size,
+        largest_part=largest_part,
+        model_rate=model_rate,
+        loader_rate=loader_rate,
+        pace=pace,
+        epoch_seconds=epoch_seconds,
+        run_seconds=epochs * epoch_seconds,
+        peak_bytes=at_work.peak_bytes,
+        available_bytes=available,
+        hours=hours,
+        advice=(
+            *_on_parts(prepared.config, accumulate),
+            *_on_pace(pace, num_workers(prepared)),
+            *_on_cores(taken, device),
+            *advise(config, model, len(images), epoch_seconds=epoch_seconds),
+        ),
+        command=command_of(config, images, device, world, prepared.start),
+    )
+
+
+def _measure_costs(prepared: RunContext, usable: int) -> list[StepCost]:
+    """Of two small parts, then of the run's own or the largest that fits in memory and does not take long."""
+    costs = measure_steps(prepared, part_sizes=_PROBES, seconds=_PROBE_SECONDS)
+    size = min(prepared.part_size, fitting_part_size(costs, usable))
+    while size > max(_PROBES) and cost_of(costs, size).seconds > _STEP_SECONDS:
+        size //= 2
+    if size > max(_PROBES):
+        costs += measure_steps(prepared, part_sizes=[size], seconds=_STEP_SECONDS)
+    return costs
+
+
+def fitting_accumulate(config: RunConfig, world: World, largest_part: int) -> int:
+    """The fewest parts, no fewer than asked for, into which the batch divides so that each fits.
+
+    Raises:
+        UsageError: not even one image fits.
+    """
+    assert config.optim.batch_size is not None
+    for accumulate in range(config.machine.accumulate, config.optim.batch_size // world.size + 1):
+        part_size, left = divmod(config.optim.batch_size, accumulate * world.size)
+        if not left and part_size <= largest_part and part_size % config.data.repeated_aug == 0:
+            return accumulate
+    raise UsageError(
+        f"--batch-size {config.optim.batch_size} cannot be divided into --accumulate {config.machine.accumulate} or "
+        "more equal parts "
+        f"that fit in memory, where {largest_part} image(s) of {config.model} fit at once; take a smaller --model, a "
+        "smaller --img-size, larger --patch-size, or fewer parts"
+    )
+
+
+def fitting_epochs(hours: float, epoch_seconds: float) -> int:
+    """Whole epochs that fit in a time.
+
+    Raises:
+        UsageError: not even one.
+    """
+    if (epochs := floor(3600 * hours / epoch_seconds)) < 1:
+        raise UsageError(
+            f"--hours {hours:g} is not enough for one epoch, which takes {duration(epoch_seconds)} here; give more "
+            "time, a smaller --model or fewer images"
+        )
+    return epochs
+
+
+def _on_parts(asked: RunConfig, accumulate: int) -> list[str]:
+    if accumulate == asked.machine.accumulate:
+        return []
+    why = f"for {asked.machine.accumulate} part(s) of the batch are unequal or do not fit in memory"
+    return [f"--accumulate {accumulate}, {why}{effect_of_micro_batches(asked)}"]
+
+
+def _on_pace(pace: Pace, workers: int) -> list[str]:
+    if pace.data_wait < LONG_WAIT:
+        return []
+    cores = os.cpu_count() or 1
+    remedy = (
+        f"try --workers {max(cores - 1, 1)}"
+        if workers < cores - 1
+        else "all cores load already: store the images smaller, or take a machine with more"
+    )
+    return [f"the model waits for images {pace.data_wait:.0%} of the time; {remedy}"]
+
+
+def _on_cores(taken: float, device: torch.device) -> list[str]:
+    text = shared_cores(taken, threads=torch.get_num_threads(), cores=num_cores())
+    return [text] if text and device.type == "cpu" else []
+
+
+def command_of(
+    config: RunConfig, images: ImageSet, device: torch.device, world: World, start: InitWeights | None = None
+) -> str:
+    """The shortest command that carries a settled run out, to be typed in a shell on the same machine.
+
+    It names the source, the model or the weights to begin with, the length, the batch, and what else differs from the
+    recipe and would not be chosen for these images anyway.
+    """
+    recipe = recipe_config(config.recipe)
+    told: dict[str, Any] = {"source": config.source, "recipe": config.recipe}
+    if start is not None:
+        told["init_from"] = config.init_from
+
+    def asked(options: Mapping[str, Any]) -> RunConfig:
+        found = recipe.override({**told, **options})
+        return found if start is None else inherit_config(found, {*told, *options}, start)
+
+    def means_the_same(options: Mapping[str, Any]) -> bool:
+        try:
+            weights = None if start is None else start.config
+            again = resolve_config(asked(options), images, device, world, weights)
+            return _without_statistics(again) == _without_statistics(config)
+        except UsageError:
+            return False
+
+    plain, begun_with = asked({}).flat(), {} if start is None else start.config.flat()
+    decided = ("pixel_dtype", "mean", "std")  # by the images
+    changed = {
+        name: value
+        for name, value in config.flat().items()
+        if name not in told
+        and name not in decided
+        and (value != plain.get(name) or value != begun_with.get(name, value))
+    }
+    named_anyway = ("model", "epochs", "steps", "batch_size")
+    for name in [name for name, value in changed.items() if value is None or name not in named_anyway]:
+        shorter = {key: value for key, value in changed.items() if key != name}
+        changed = shorter if means_the_same(shorter) else changed
+    begin_flags = [] if config.recipe == "default" else ["--recipe", config.recipe]
+    begin_flags += [] if config.init_from is None else ["--init-from", config.init_from]
+    flags = [flag for name, value in changed.items() for flag in as_flags(name, value)]
+    return shlex.join(["mae", "pretrain", config.source, *begin_flags, *flags])
+
+
+def _without_statistics(config: RunConfig) -> RunConfig:
+    """Mean and std are measured when a run is prepared, not resolved."""
+    return config.override({"mean": None, "std": None})

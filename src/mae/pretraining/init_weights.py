@@ -1,0 +1,145 @@
+"""A run that begins with weights that are there already, instead of fresh ones."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mae.config import RunConfig
+from mae.core.method import MethodConfig, names_of
+from mae.errors import UsageError
+from mae.interop.adapt import resized
+from mae.interop.imports.open import open_model
+from mae.models.classifier import ImageClassifier
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import list_models, model_config
+from mae.models.pretrained import PretrainedEncoder
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InitWeights:
+    """Weights to begin with.
+
+    Attributes:
+        model: they come from.
+        config: its configuration; of an encoder alone with the decoder that is usual for its size.
+        line: what was loaded, in one line.
+        licence: the terms they come under, where they are known.
+    """
+
+    model: PretrainedEncoder
+    config: MethodConfig
+    line: str
+    licence: str | None
+
+
+def open_init_weights(path: str) -> InitWeights:
+    """The weights at a path: of a run, a checkpoint, a file, or of others.
+
+    Raises:
+        UsageError: see `open_model`.
+        MAEError: see `open_model`.
+    """
+    model, report = open_model(Path(path))
+    assert model.config is not None  # it was loaded by one
+    config = model.config
+    if not isinstance(model, MaskedAutoencoder):
+        named = _named_like(config)
+        usual = MethodConfig() if named is None else model_config(named)
+        config = replace(config, decoder=usual.decoder, target=usual.target)
+    plain = MethodConfig()  # how it was trained is no property of the weights
+    config = replace(config, mask=plain.mask, loss=plain.loss, terms=(), teacher=None)
+    return InitWeights(model=model, config=config, line=report.line(), licence=report.origin.get("licence"))
+
+
+def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights) -> RunConfig:
+    """The same run with what its weights say wherever the user does not: sizes, decoder, target, statistics.
+
+    A configuration that brings `init_from` along, as that of a run does, has all this settled.
+
+    Args:
+        config: the run.
+        given: names of the options that the user set.
+        start: the weights.
+
+    Raises:
+        UsageError: an option that contradicts them.
+    """
+    if "init_from" not in given:
+        return config
+    weights = start.config
+    if "model" in given:
+        raise UsageError(f"--model is {config.model}, and --init-from says by itself what model it is; leave it out")
+    fixed = {*names_of("encoder", weights.encoder.kind), "patch_size", "in_chans"}
+    asked_of, there_of = config.flat(), weights.flat()
+    for name in sorted(fixed & set(given)):
+        asked, there = asked_of[name], there_of[name]
+        if asked not in (None, there):
+            flag = name.replace("_", "-")
+            way = (
+                f"'mae import --in-chans {asked} --stem mean' makes such weights"
+                if name == "in_chans"
+                else "leave it out"
+            )
+            raise UsageError(f"--{flag} is {asked}, the weights of --init-from are for {there}; {way}")
+    if "channels" in given and weights.tokenizer.channels not in (None, asked_of["channels"]):
+        known = ",".join(weights.tokenizer.channels)
+        raise UsageError(f"--channels differ from those that the weights of --init-from are for ({known})")
+    if "statistics" in given and config.data.statistics == "model" and weights.tokenizer.mean is None:
+        raise UsageError("--statistics is model, and the weights of --init-from know none; use --statistics data")
+    kept = {"encoder", "img_size", "channels", "nodata", *fixed}
+    if isinstance(start.model, MaskedAutoencoder):
+        kept |= {"decoder", "target", *names_of("decoder", weights.decoder.kind)}
+        kept |= names_of("target", weights.target.kind)
+    assert not isinstance(config.method, MethodConfig)
+    said = {name: value for name, value in config.method.items() if name in given or name not in kept}
+    changed = replace(config, model=_called(weights), method=said)
+    facts = {name: there_of[name] for name in ("in_chans", "channels", "nodata") if name not in given}
+    changed = changed.override({name: value for name, value in facts.items() if value is not None})
+    if "statistics" not in given:
+        changed = changed.override({"statistics": "data" if weights.tokenizer.mean is None else "model"})
+    return changed
+
+
+def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
+    """Put the weights into a fresh model; what `fresh_part` names stays fresh."""
+    assert model.config is not None
+    source, size = start.model, model.config.tokenizer.img_size
+    if size != start.config.tokenizer.img_size:
+        source, _ = resized(source, size)
+    fresh = fresh_part(start, model.config)
+    own = model.state_dict()
+    taken = {name: tensor for name, tensor in source.state_dict().items() if name in own and not name.startswith(fresh)}
+    model.load_state_dict({**own, **taken})
+
+
+def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
+    """How the names of those tensors begin that the weights are not taken for.
+
+    Another target needs another last layer; another decoder shares nothing with the old one; a classifier's encoder
+    has lost its last norm.
+    """
+    if isinstance(start.model, ImageClassifier):
+        return "decoder.", "encoder.norm."
+    if not isinstance(start.model, MaskedAutoencoder) or start.config.decoder != config.decoder:
+        return ("decoder.",)
+    return ("decoder.pred.",) if start.config.target != config.target else ()
+
+
+def _named_like(config: MethodConfig) -> str | None:
+    """The first named model whose encoder has these sizes."""
+    return next((name for name in list_models() if _sizes(model_config(name)) == _sizes(config)), None)
+
+
+def _sizes(config: MethodConfig) -> tuple[int, int, int]:
+    return config.encoder.embed_dim, config.encoder.depth, config.encoder.num_heads
+
+
+def _called(config: MethodConfig) -> str:
+    """A name for a model of any sizes."""
+    named, patch = _named_like(config), config.layout.patch
+    if named is not None:
+        like = model_config(named)
+        decoder = replace(config.decoder, **{name: getattr(like.decoder, name) for name in ("mlp_ratio", "pos_embed")})
+        if like.layout.patch == patch and like.decoder == decoder:
+            return named
+    return f"vit_{config.encoder.embed_dim}x{config.encoder.depth}_patch{'x'.join(map(str, dict.fromkeys(patch)))}"

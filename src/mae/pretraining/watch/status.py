@@ -1,0 +1,295 @@
+"""Watching a run from outside: what its files tell of it, again and again until it is over.
+
+No PyTorch here: who watches should not take the memory of what is watched.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from mae.config import RunConfig
+from mae.errors import MAEError, UsageError
+from mae.recipes.reference import reference_for
+from mae.report.figures.curves import Line, read_line
+from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
+from mae.training.log import LogRow, loss_rows, read_rows
+from mae.training.run_records import read_image_facts, read_summary
+
+# The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
+_CONFIG, _DATA, _METRICS, _SUMMARY = "config.json", "data.json", "metrics.jsonl", "summary.json"
+_PANELS, _CHECKPOINTS = "panels", "checkpoints"
+
+_PACE_ROWS = 20
+_PATIENCE = 4
+"""A run is held for stopped that is silent for so many times its longest gap between two rows."""
+_LEAST_PATIENCE = 60.0  # seconds
+_FIRST_PATIENCE = 600.0  # seconds: before the first rows it compiles, reads, draws and measures
+_SECONDS_BETWEEN_VIEWS = 2.0
+_OF_THE_WHOLE_RUN = ("loss", "terms", "images_per_second")  # what a summary tells better than the last row
+_OF_SUMMARY = ("steps", *_OF_THE_WHOLE_RUN)
+
+
+def watch(folder: Path, *, page: Path | None, every: int, once: bool, console: Console) -> None:
+    """Show the state of a run until it is finished or Ctrl-C is pressed.
+
+    Args:
+        folder: the run's folder; nothing is written there.
+        page: an HTML file to write it to as well, and to write again.
+        every: seconds between two versions of that file.
+        once: show and write it once.
+        console: where to show it; one that is no terminal gets the last state alone, at once where there is no page.
+
+    Raises:
+        UsageError: `folder` holds no run, or `page` or `every` cannot be as asked.
+        MAEError: the run's files are damaged, or the page cannot be written.
+    """
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--page is {page}; expected a file that ends in .html, so that nothing else is replaced")
+    if every < 1:
+        raise UsageError(f"--every is {every}; expected 1 second or more")
+    try:
+        if not once and (page is not None or console.is_terminal):
+            _follow(folder, page, every, console)
+    except KeyboardInterrupt:  # the usual way to end it, and no failure
+        pass
+    state = read_state(folder, now=time.time())
+    if once or not console.is_terminal:
+        console.print(terminal_view(state))
+    if page is not None:
+        write_watch_page(state, page, refresh=None)  # nobody writes it again
+        console.print(f"Page in {page}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _follow(folder: Path, page: Path | None, every: int, console: Console) -> None:
+    """Show and write the state until the run is finished."""
+    due, silence = time.monotonic(), _Silence(folder)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            state = read_state(folder, now=time.time(), silent=silence.seconds())
+            if console.is_terminal:
+                live.update(terminal_view(state), refresh=True)
+            if state.status == "finished":
+                return
+            if page is not None and time.monotonic() >= due:
+                write_watch_page(state, page, refresh=every)
+                due = time.monotonic() + every
+            time.sleep(min(_SECONDS_BETWEEN_VIEWS, every))
+
+
+class _Silence:
+    """How long a run has written nothing, by a clock that does not jump.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._marks = self._look()
+        self._changed_at: float | None = None
+
+    def seconds(self) -> float | None:
+        """Since the last change that was seen here; None: none was seen yet."""
+        if (marks := self._look()) != self._marks:
+            self._marks, self._changed_at = marks, time.monotonic()
+        return None if self._changed_at is None else time.monotonic() - self._changed_at
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [(status.st_mtime_ns, status.st_size) for status in _files(self._folder)]
+
+
+def read_state(folder: Path, *, now: float, silent: float | None = None) -> RunState:
+    """What the files of a run tell of it; they are only read.
+
+    Args:
+        folder: the run's folder, of a live run or one that is over.
+        now: seconds since 1970.
+        silent: seconds for which it has written nothing; None: as its files' times tell, by which a clock that was
+            set anew, or another machine's, misleads.
+
+    Raises:
+        UsageError: `folder` holds no run, or its `config.json`, `data.json` or `summary.json` is none.
+        MAEError: they hold what no run writes.
+    """
+    if not (folder / _CONFIG).is_file():
+        raise UsageError(f"{folder} holds no run (no {_CONFIG} there); give the folder of a run, such as runs/NAME")
+    config = RunConfig.read(folder / _CONFIG, as_options=True)  # components would load PyTorch
+    found = read_image_facts(folder / _DATA, needed=("images",))
+    summary = read_summary(folder / _SUMMARY, needed=_OF_SUMMARY) if (folder / _SUMMARY).is_file() else None
+    try:
+        rows = read_rows(folder / _METRICS)
+        written_at = _written_at(folder, now) if silent is None else now - silent
+        state = _state(folder, config, found, summary, rows, now, written_at)
+    except MAEError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:  # such as a row without a step
+        raise MAEError(
+            f"{_METRICS}, {_DATA} or {_SUMMARY} in {folder} holds what no run writes "
+            f"({type(error).__name__}: {error}); expected what docs/reference/run-folder.md tells of; "
+            "put back what was edited by hand"
+        ) from error
+    return _with_reference(state, config, state.total_steps * (config.optim.batch_size or 0))
+
+
+def _state(
+    folder: Path,
+    config: RunConfig,
+    found: Mapping[str, Any],
+    summary: Mapping[str, Any] | None,
+    rows: Sequence[LogRow],
+    now: float,
+    written_at: float,
+) -> RunState:
+    trained = loss_rows(rows)
+    step = max((int(row["step"]) for row in rows), default=0)
+    total = _total_steps(config, found, summary, rows)
+    silent = max(0.0, now - written_at)
+    stopped = silent > _patience(trained)
+    status = "finished" if summary is not None else "stopped" if stopped else "live"
+    # A run that is over has them in its summary; one that was resumed has measured them again.
+    baselines = [row["baselines"] for row in (*rows, summary or {}) if "baselines" in row]
+    return RunState(
+        folder=folder,
+        status=status,  # type: ignore[arg-type]
+        read_at=now,
+        written_at=written_at,
+        step=step,
+        total_steps=total,
+        seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
+        newest=_newest(trained, summary),
+        loss=_loss_line(trained),
+        baselines=_floats(baselines[-1]) if baselines else {},
+        looks=[
+            Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"]))
+            for row in rows
+            if "evaluation" in row
+        ],
+        warnings=[
+            Warned(step=row["step"], name=str(row["warning"]["name"]), text=str(row["warning"]["text"]))
+            for row in rows
+            if "warning" in row
+        ],
+        panel=max((folder / _PANELS).glob("step-*.png"), default=None),
+        facts=_facts(config, found),
+    )
+
+
+def _total_steps(
+    config: RunConfig, found: Mapping[str, Any], summary: Mapping[str, Any] | None, rows: Sequence[LogRow]
+) -> int:
+    """Optimizer steps of the whole run: as it told them, else reckoned as it does."""
+    if summary is not None:
+        return int(summary["steps"])
+    told = [row["total_steps"] for row in rows if "total_steps" in row]
+    if told:
+        return int(told[-1])
+    if config.optim.steps is not None:
+        return config.optim.steps
+    if config.optim.epochs is None or config.optim.batch_size is None:
+        raise UsageError(f"{_CONFIG} names no length or no batch; expected one that a run has written")
+
+    from mae.pretraining.resolve import total_steps  # loads PyTorch, and only older runs do not tell
+
+    return total_steps(config, int(found["images"]))
+
+
+def _written_at(folder: Path, now: float) -> float:
+    """When something was last written; a folder changes when a file is put there.
+
+    Times that are still to come are of a clock that was set back since: they tell nothing while others do.
+    """
+    times = [status.st_mtime for status in _files(folder)]
+    return max((each for each in times if each <= now + _LEAST_PATIENCE), default=max(times))
+
+
+def _files(folder: Path) -> list[os.stat_result]:
+    files = [folder / name for name in (_CONFIG, _METRICS, _SUMMARY, _PANELS, _CHECKPOINTS)]
+    return [file.stat() for file in files if file.exists()]
+
+
+def _patience(rows: Sequence[LogRow]) -> float:
+    """Seconds of silence that are nothing unusual in this run: looks and checkpoints lie between rows too."""
+    if not rows:
+        return _FIRST_PATIENCE
+    seconds = [0.0, *(row["seconds"] for row in rows)]  # the first look is in what came before the first row
+    return max(_LEAST_PATIENCE, _PATIENCE * max(after - before for before, after in pairwise(seconds)))
+
+
+def _seconds_left(rows: Sequence[LogRow], steps: int, silent: float) -> float | None:
+    """Until the end at the pace of the last rows, what lies between them and since the last one included."""
+    if not rows:
+        return None
+    first, last = rows[-_PACE_ROWS:][0], rows[-1]
+    if last["step"] > first["step"]:
+        pace = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
+    else:  # the seconds of the first row hold what came before the first step
+        pace = last["samples"] / last["step"] / last["images_per_second"]
+    return max(0.0, pace * steps - silent)
+
+
+def _newest(rows: Sequence[LogRow], summary: Mapping[str, Any] | None) -> Newest | None:
+    if not rows:
+        return None
+    last = {**rows[-1], **({} if summary is None else {name: summary[name] for name in _OF_THE_WHOLE_RUN})}
+    norm = last["grad_norm"]
+    return Newest(
+        loss=float(last["loss"]),
+        terms=_floats(last["terms"]),
+        lr=float(last["lr"]),
+        grad_norm=None if norm is None else float(norm),
+        images_per_second=float(last["images_per_second"]),
+        data_wait=float(last["data_wait"]),
+        seconds=float(last["seconds"]),
+    )
+
+
+def _floats(numbers: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def _loss_line(rows: Sequence[LogRow]) -> Line | None:
+    terms = [{"samples": row["samples"], **row["terms"]} for row in rows]
+    return read_line(terms, x="samples", y="reconstruction", label="this run")
+
+
+def _with_reference(state: RunState, config: RunConfig, samples: int) -> RunState:
+    """The state, with what others reached by the same recipe where that is known."""
+    curve = reference_for(config)
+    line = None if curve is None else curve.line(samples)
+    if curve is None or line is None:
+        return state
+    otherwise = curve.differences(config)
+    note = (
+        f"Grey: {curve.label}, mean and deviation; {curve.config['model']} on {curve.config['source']}, "
+        f"mae {curve.mae_version}, {curve.hardware}, {curve.date}."
+    )
+    if otherwise:
+        note += f" This run was trained otherwise: {', '.join(otherwise)}."
+    return replace(state, reference=line, reference_note=note)
+
+
+def _facts(config: RunConfig, found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the run was told, for the reader of a page."""
+    flat = config.flat()
+    img_size, patch_size = ("x".join(map(str, flat[name])) for name in ("img_size", "patch_size"))
+    return [
+        ("recipe", config.recipe),
+        ("model", config.model or ""),
+        ("images", f"{found['images']:,} of {config.source}"),
+        ("crops", f"{img_size} pixels in patches of {patch_size}, {flat['in_chans']} channel(s)"),
+        ("masked", f"{flat['mask_ratio']:.3g} of the patches, {config.optim.mask_schedule}"),
+        (
+            "batch",
+            f"{config.optim.batch_size} images"
+            + (f", {config.data.repeated_aug} crops of each" if config.data.repeated_aug > 1 else ""),
+        ),
+        ("seed", str(config.optim.seed)),
+        ("compute", f"{config.machine.device}, {config.optim.precision}"),
+    ]

@@ -1,0 +1,52 @@
+"""Accuracy over the length of training, with baselines that need none."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mae.errors import UsageError
+from mae.report.figures.curves import Line, draw_lines, read_line
+
+
+def draw_learning_curve(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    series: Mapping[str, str],
+    levels: Mapping[str, float],
+    x: str,
+    title: str,
+    path: Path,
+) -> None:
+    """Write a PNG of accuracies in percent over `x`, each named at its end, each level a labelled horizontal line.
+
+    Args:
+        rows: as a protocol logs them, accuracies in [0, 1]. A series is drawn through the rows that hold it; one
+            that none holds is left out, and a value that is not finite leaves a gap.
+        series: which keys of a row are drawn, and how each is labelled.
+        levels: accuracies in [0, 1] by name, such as that of chance.
+        x: the key of a row that is drawn across, such as `epoch` or `samples`.
+        title: printed above.
+        path: the PNG; its folder is made, an older file is replaced at once.
+
+    Raises:
+        UsageError: no row holds `x` and a finite value of a series, or an accuracy is not in [0, 1].
+        MAEError: the file cannot be written.
+    """
+    lines = [line for key, label in series.items() if (line := read_line(rows, x=x, y=key, label=label)) is not None]
+    if not lines:
+        raise UsageError(
+            f"no accuracy to draw: none of {len(rows)} rows holds {x!r} and a finite one of {', '.join(series)}"
+        )
+    for name, values in [*((line.label, line.y) for line in lines), *((name, [at]) for name, at in levels.items())]:
+        wrong = [value for value in values if isfinite(value) and not 0 <= value <= 1]
+        if wrong:
+            raise UsageError(f"accuracy {name!r} holds {wrong[0]:g}; expected shares in [0, 1], not percent")
+    draw_lines(
+        [Line(label=line.label, x=line.x, y=[100 * value for value in line.y]) for line in lines],
+        levels={name: 100 * level for name, level in levels.items()},
+        names=(x.replace("_", " "), "accuracy, %"),
+        show=lambda value: f"{value:.1f} %",
+        path=path,
+        title=title,
+    )

@@ -1,0 +1,92 @@
+"""Convert normalised channels to displayable colours."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+HIDDEN_COLOUR = (0.87, 0.88, 0.90)
+"""Covers masked patches: a bluish grey, which photos rarely contain."""
+
+NO_DATA_COLOUR = (0.95, 0.75, 0.85)
+"""Pixels without data: pale pink, which neither photos nor scaled bands are likely to contain."""
+
+# For values outside [0, 1], the darkest and brightest 1 % may lie outside the displayed range.
+_ROBUST = (0.01, 0.99)
+_ROUNDING = 1e-3  # normalising and back changes a value of 0 or 1 by less
+_MAX_VALUES = 1 << 20  # a quantile needs a sort; this many values are enough
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tones:
+    """How a batch is displayed: undo normalisation, choose channels, scale to [0, 1], clip.
+
+    Attributes:
+        mean: per channel, what was subtracted from the images.
+        std: per channel, what they were divided by.
+        low: per shown channel, the value drawn black.
+        high: per shown channel, the value drawn white.
+        notes: remarks for the caption, one sentence each; empty for ordinary images.
+    """
+
+    mean: Float[Tensor, "C 1 1"]
+    std: Float[Tensor, "C 1 1"]
+    low: Float[Tensor, "S 1 1"]
+    high: Float[Tensor, "S 1 1"]
+    notes: tuple[str, ...]
+
+    def paint(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B H W 3"]:
+        """Colours in [0, 1]; one shown channel becomes grey, pixels that are NaN in one `NO_DATA_COLOUR`."""
+        shown = (images * self.std + self.mean)[:, : len(self.low)]
+        empty = shown.isnan().any(dim=1).unsqueeze(-1)
+        shown = ((shown - self.low) / (self.high - self.low)).clamp(0, 1)
+        colours = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        return torch.where(empty, torch.tensor(NO_DATA_COLOUR, device=images.device), colours)
+
+
+def choose_tones(images: Float[Tensor, "B C H W"], mean: tuple[float, ...], std: tuple[float, ...]) -> Tones:
+    """Show one or three channels with values in [0, 1] as they are, and scale anything else.
+
+    Other numbers of channels show the first three (of two, the first), each scaled separately; values beyond
+    [0, 1] are scaled together, so that colours keep their hue.
+
+    Args:
+        images: the true normalised images; predictions never change the scaling.
+        mean: one value per channel.
+        std: one value per channel.
+    """
+    centre, spread = (torch.tensor(values, device=images.device)[:, None, None] for values in (mean, std))
+    channels = images.shape[1]
+    num_shown = 1 if channels <= 2 else 3
+    shown = (images * spread + centre)[:, :num_shown]
+    low, high, notes = torch.zeros_like(centre[:num_shown]), torch.ones_like(centre[:num_shown]), []
+    if channels not in (1, 3):
+        ranges = [_robust_range(shown[:, channel]) for channel in range(num_shown)]
+        low, high = (torch.stack(ends)[:, None, None] for ends in zip(*ranges, strict=True))
+        which = "channels 1, 2, 3 as red, green, blue" if num_shown == 3 else "channel 1 as grey"
+        notes.append(
+            f"Shown: {which} of {channels}, each scaled from its 1 % to its 99 % quantile; numbers are of all channels."
+        )
+    elif (shown < -_ROUNDING).any() or (shown > 1 + _ROUNDING).any():
+        bottom, top = _robust_range(shown)
+        low, high = low + bottom, low + top
+        notes.append(f"Values beyond [0, 1]: shown from {bottom:.3g} (1 % quantile) to {top:.3g} (99 %).")
+    if images.isnan().any():
+        notes.append("Pink: pixels without data, which count nowhere.")
+    return Tones(mean=centre, std=spread, low=low, high=high, notes=tuple(notes))
+
+
+def error_scale(error: Float[Tensor, "B H W"], hidden: Bool[Tensor, "B H W"]) -> float:
+    """The error drawn in the strongest colour: the 99 % quantile over the masked pixels, robust to outliers."""
+    return max(float(_quantile(error[hidden], _ROBUST[1])), torch.finfo(torch.float32).tiny)
+
+
+def _robust_range(values: Float[Tensor, "..."]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    low, high = (_quantile(values, share) for share in _ROBUST)
+    return low, torch.maximum(high, low + 1e-6 * low.abs().clamp(min=1e-30))  # never empty
+
+
+def _quantile(values: Float[Tensor, "..."], share: float) -> Float[Tensor, ""]:
+    flat = values.flatten()
+    return flat[:: -(-flat.numel() // _MAX_VALUES)].nanquantile(share).nan_to_num(nan=0.0)

@@ -1,0 +1,7 @@
+"""What can be added to the loss: one term a file."""
+
+KINDS = {
+    "laplacian": "laplacian.LaplacianError",
+    "focal_frequency": "focal_frequency.FocalFrequencyError",
+    "uniformity": "uniformity.Uniformity",
+}

@@ -1,0 +1,81 @@
+"""Keeping the features of different images apart."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from mae.core.component import Weight
+from mae.core.contracts import Step, Term
+
+
+def gather_features(features: Float[Tensor, "b D"]) -> Float[Tensor, "B D"]:
+    """The rows of all processes, in order of rank; those of other processes are constants here.
+
+    The gradient of this process's own rows is multiplied by the number of processes. If every process computes
+    the same value from the result, the mean that DistributedDataParallel takes over processes is then the
+    gradient of one process with all rows: each adds the part that runs through its own rows, and the parts
+    are complete. It is what a gather whose backward sums over processes gives, without another exchange in
+    the backward pass.
+
+    Every process must call this, with equally many rows. Where gradients are off nothing is gathered: pictures and
+    checks are made by one process alone, and it must not wait for the others.
+    """
+    if not (dist.is_available() and dist.is_initialized() and torch.is_grad_enabled()):
+        return features
+    processes = dist.get_world_size()
+    if processes == 1:
+        return features
+    constant = features.detach().contiguous()
+    rows = [torch.empty_like(constant) for _ in range(processes)]
+    dist.all_gather(rows, constant)
+    rows[dist.get_rank()] = features + (processes - 1) * (features - constant)  # adds 0, and gradient
+    return torch.cat(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniformity(Term):
+    """How close together the features of a batch lie on the unit sphere; lower is more evenly spread.
+
+    `gaussian` is the logarithm of the mean of exp(-2 |z_i - z_j|^2) over pairs i != j (Wang and Isola 2020, section
+    4.1.2): between -8 and 0, and 0 where all are equal. `squared_cosine` is the mean of (z_i . z_j)^2 over all i and j,
+    the diagonal included (U-MAE: Zhang et al. 2022): at least 1 / B, and 1 where all are equal.
+    """
+
+    kind: ClassVar[str] = "uniformity"
+    reads_batch: ClassVar[bool] = True
+
+    weight: Weight = 0.01
+    """Weight of a term that spreads the images' features. 0: without."""
+    form: Literal["gaussian", "squared_cosine"] = "gaussian"
+    """gaussian: after Wang and Isola. squared_cosine: U-MAE's."""
+
+    def __call__(self, step: Step) -> Float[Tensor, ""]:
+        """The value of the mean visible tokens, float32, not multiplied by `weight`."""
+        return self.of(step.features)
+
+    def of(self, features: Float[Tensor, "B D"]) -> Float[Tensor, ""]:
+        """The value in float32, not multiplied by `weight`.
+
+        In a run of several processes it is taken over the images of all of them (see `gather_features`), and is
+        the same in each. A single image has no pair: the gaussian form is then 0 with zero gradient.
+
+        Args:
+            features: one row an image, any length, any floating type.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            unit = gather_features(functional.normalize(features.float(), dim=-1))
+            cosines = unit @ unit.T
+        if self.form == "squared_cosine":
+            return cosines.square().mean()
+        images = len(unit)
+        if images == 1:
+            return 0 * cosines.sum()
+        itself = torch.eye(images, dtype=torch.bool, device=unit.device)
+        exponents = (4 * cosines - 4).masked_fill(itself, -math.inf)  # |a - b|^2 = 2 - 2 cos for unit vectors
+        return exponents.flatten().logsumexp(dim=0) - math.log(images * (images - 1))

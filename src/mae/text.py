@@ -1,0 +1,21 @@
+"""Text from outside, such as file names, made safe to show."""
+
+from unicodedata import category
+
+_HARMLESS = "\n\t\u200c\u200d"  # lines, tabs and the joiners that some scripts need
+_MAX_MARKS = 2  # combining marks in a row: more of them would climb over the lines above
+
+
+def visible(text: str) -> str:
+    """The text with U+FFFD in place of each character that is not text: control, direction, half of a surrogate pair.
+
+    File names may hold anything; such characters could reverse the text around them, clear a terminal or fail to be
+    encoded. Newlines and tabs stay; of many accents on one letter the first few do.
+    """
+    kept, marks = [], 0
+    for character in text:
+        kind = category(character)[0]
+        marks = marks + 1 if kind == "M" else 0
+        if marks <= _MAX_MARKS:
+            kept.append("\ufffd" if kind == "C" and character not in _HARMLESS else character)
+    return "".join(kept)

@@ -1,0 +1,1 @@
+"""What keeps a training alive: guards, signals, agreement of processes."""

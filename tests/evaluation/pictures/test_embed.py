@@ -1,0 +1,263 @@
+"""Features as files and neighbours as pictures."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from data.pictures import noise, png
+from PIL import Image
+from safetensors import safe_open
+
+import mae
+from mae.data.dataset.images import load_images
+from mae.errors import UsageError
+from mae.evaluation.pictures import nearest as module
+from mae.models.presets import create_model
+
+QUICK = {"device": "cpu", "quiet": True}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # features of models without a run go to runs/
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Seven images without labels, one of them turned by its EXIF, two of them the same."""
+    folder = tmp_path / "photos"
+    (folder / "sub").mkdir(parents=True)
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(png(9, 8 + number, seed=number))
+    (folder / "sub" / "0.png").write_bytes(png(9, 8, seed=50))
+    (folder / "sub" / "same.png").write_bytes(png(9, 9, seed=1))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise(20, 30)).save(folder / "turned.jpg", exif=exif)
+    return folder
+
+
+NAMES = ["0.png", "1.png", "2.png", "3.png", "sub/0.png", "sub/same.png", "turned.jpg"]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(5)
+    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 1, "decoder_depth": 1}
+    return create_model("mae_vit_lesson_patch4", **sizes, mean=(0.5,) * 3, std=(0.3,) * 3)
+
+
+def read(path: Path) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        shapes = json.loads(table.schema.metadata[b"shapes"])
+        arrays = {name: np.array(table[name].to_pylist()).reshape(-1, *shape) for name, shape in shapes.items()}
+        return table["name"].to_pylist(), np.stack([table["height"], table["width"]], axis=1), arrays
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files if name not in ("names", "sizes", "about")}
+            return file["names"].tolist(), file["sizes"], arrays
+    with safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys() if name != "sizes"}
+        return json.loads(file.metadata()["names"]), file.get_tensor("sizes"), arrays
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz", ".safetensors"])
+def test_a_row_an_image_in_every_format(photos, model, tmp_path, suffix):
+    out = mae.embed(model, photos, out=tmp_path / f"f{suffix}", **QUICK)
+    names, sizes, arrays = read(out)
+    assert names == [str(photos / name) for name in NAMES]
+    assert sizes.tolist() == [[9, 8], [9, 9], [9, 10], [9, 11], [9, 8], [9, 9], [30, 20]]
+    assert {name: array.shape for name, array in arrays.items()} == {"cls": (7, 32), "mean": (7, 32)}
+    assert np.array_equal(arrays["mean"][1], arrays["mean"][5])
+    assert len({row.tobytes() for row in arrays["mean"]}) == 6
+    exact = model.encode(torch.zeros(1, 3, 8, 8))
+    assert arrays["mean"].dtype in (np.float32, np.float64) and exact.mean.shape[1] == 32
+
+
+def test_patches_and_chosen_features(photos, model, tmp_path):
+    _, _, arrays = read(mae.embed(model, photos, out=tmp_path / "f.npz", features=["cls", "patches"], **QUICK))
+    assert list(arrays) == ["cls", "patches"] and arrays["patches"].shape == (7, 16, 32)
+    assert arrays["patches"].dtype == np.float16
+    _, _, whole = read(mae.embed(model, photos, out=tmp_path / "g.npz", features=["mean"], **QUICK))
+    np.testing.assert_allclose(arrays["patches"].astype(np.float32).mean(axis=1), whole["mean"], atol=2e-3)
+
+
+def counted(encode) -> tuple[mae.Extractor, list[int]]:
+    """A function as an extractor, and how many images it is given at a time."""
+    counts: list[int] = []
+
+    def counting(images):
+        counts.append(len(images))
+        return encode(images)
+
+    preprocessing = mae.Preprocessing(img_size=(8, 8))
+    return mae.Extractor(name="f", encode=counting, preprocessing=preprocessing, identity="one"), counts
+
+
+def both(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"mean": images.mean(dim=(2, 3)), "patches": images.flatten(2).transpose(1, 2)}
+
+
+def kinds() -> list[str]:
+    """Of what was stored beside the content."""
+    told = [json.loads(path.read_text())["kind"] for path in Path("runs").rglob("key.json")]
+    return sorted(kind for kind in told if kind != "content")
+
+
+@pytest.mark.parametrize(
+    ("features", "given", "stored", "written"),
+    [
+        (["patches"], [1, 7], ["patches"], ["patches"]),
+        ("patches", [1, 7], ["patches"], ["patches"]),
+        (["mean"], [1, 7], ["pooled"], ["mean"]),
+        ((), [1, 7], ["pooled"], ["mean"]),
+        (["patches", "mean"], [1, 7, 7], ["patches", "pooled"], ["patches", "mean"]),
+    ],
+)
+def test_only_what_is_asked_for_is_computed(photos, tmp_path, features, given, stored, written):
+    mine, counts = counted(both)
+    names, _, arrays = read(mae.embed(mine, photos, out=tmp_path / "f.npz", features=features, **QUICK))
+    assert counts == given and kinds() == stored and list(arrays) == written
+    assert len(names) == 7 and all(len(array) == 7 for array in arrays.values())
+
+
+@pytest.mark.parametrize("features", [["cls"], ["mean", "cls"], "cls"])
+def test_a_feature_that_is_not_given_is_known_by_one_image(photos, tmp_path, features):
+    mine, counts = counted(both)
+    with pytest.raises(UsageError, match="the model gives no feature 'cls'; it gives mean, patches"):
+        mae.embed(mine, photos, out=tmp_path / "f.npz", features=features, **QUICK)
+    assert counts == [1] and kinds() == [] and not (tmp_path / "f.npz").exists()
+
+
+def test_a_broken_file_among_many_has_no_row(tmp_path, monkeypatch):
+    """Its header is whole, so that nothing but reading it shows that it is broken; the set does not fit in memory."""
+    monkeypatch.setattr("mae.evaluation.extractors.opened.load_images", partial(load_images, memory_limit=0))
+    (tmp_path / "many").mkdir()
+    for number in range(110):
+        content = png(8, 8 + number % 3, seed=number)
+        (tmp_path / "many" / f"{number:03}.png").write_bytes(content[: len(content) // 2] if number == 9 else content)
+    mine, _ = counted(both)
+    names, sizes, arrays = read(mae.embed(mine, tmp_path / "many", out=tmp_path / "f.npz", **QUICK))
+    left = [number for number in range(110) if number != 9]
+    assert [Path(name).stem for name in names] == [f"{number:03}" for number in left]
+    assert sizes[:, 1].tolist() == [8 + number % 3 for number in left] and len(arrays["mean"]) == 109
+
+
+def test_one_name_may_come_as_plain_text(photos, model, tmp_path, drawn):
+    _, _, arrays = read(mae.embed(model, photos, out=tmp_path / "f.npz", features="cls", **QUICK))
+    assert list(arrays) == ["cls"]
+    mae.neighbours(model, photos, out=tmp_path / "n.png", queries="sub/0.png", k=2, **QUICK)
+    assert short(drawn[0]["query_names"]) == ["sub/0.png"]
+
+
+def test_what_cannot_be_embedded(photos, model, tmp_path):
+    with pytest.raises(UsageError, match="no feature 'pooled'; it gives cls, mean, patches"):
+        mae.embed(model, photos, out=tmp_path / "f.npz", features=["pooled"], **QUICK)
+    for name in ("f.csv", "photos"):
+        with pytest.raises(UsageError, match="end its name with"):
+            mae.embed(model, photos, out=tmp_path / name, **QUICK)
+    (tmp_path / "f.npz").write_text("old")
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
+        mae.embed("not even looked for", photos, out=tmp_path / "f.npz", **QUICK)
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        mae.embed(model, "nowhere", out=tmp_path / "g.npz", **QUICK)
+    assert (tmp_path / "f.npz").read_text() == "old" and not (tmp_path / "g.npz").exists()
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[dict]:
+    """What the sheet is told."""
+    calls: list[dict] = []
+
+    def draw(queries, neighbours, similarities, **told):
+        calls.append({"queries": queries, "neighbours": neighbours, "similarities": similarities, **told})
+
+    monkeypatch.setattr(module, "draw_neighbours", draw)
+    return calls
+
+
+def short(names: list[str]) -> list[str]:
+    return [name.partition("photos/")[2] for name in names]
+
+
+def test_the_image_itself_is_no_neighbour_but_its_copy_is(photos, model, tmp_path, drawn):
+    mae.neighbours(model, photos, out=tmp_path / "n.png", queries=7, k=3, **QUICK)
+    (told,) = drawn
+    assert sorted(short(told["query_names"])) == NAMES
+    for query, found, cosines in zip(told["query_names"], told["neighbour_names"], told["similarities"], strict=True):
+        assert query not in found and len(set(found)) == 3
+        assert cosines.tolist() == sorted(cosines.tolist(), reverse=True)
+    nearest = {query: found[0] for query, found in zip(*map(_short, (told["query_names"], told["neighbour_names"])))}  # noqa: B905
+    assert (nearest["1.png"], nearest["sub/same.png"]) == ("sub/same.png", "1.png")
+    assert told["similarities"].max() == pytest.approx(1)
+
+
+def _short(names: list) -> list:
+    return [short(name) if isinstance(name, list) else short([name])[0] for name in names]
+
+
+def test_pictures_belong_to_their_names(photos, model, tmp_path, drawn):
+    mae.neighbours(model, photos, out=tmp_path / "n.png", queries=["1.png"], k=2, **QUICK)
+    (told,) = drawn
+    assert torch.equal(told["queries"][0], told["neighbours"][0, 0])  # the copy
+    assert told["neighbours"].shape == (1, 2, 3, 8, 8) and not torch.equal(told["queries"][0], told["neighbours"][0, 1])
+
+
+def test_a_set_of_copies(model, tmp_path, drawn):
+    (tmp_path / "photos").mkdir()
+    for number in range(12):
+        (tmp_path / "photos" / f"{number:02}.png").write_bytes(png(9, 9, seed=1))
+    mae.neighbours(model, tmp_path / "photos", out=tmp_path / "n.png", queries=12, k=4, **QUICK)
+    for query, found in zip(drawn[0]["query_names"], drawn[0]["neighbour_names"], strict=True):
+        assert query not in found and len(set(found)) == 4
+
+
+def test_more_neighbours_than_there_are(photos, model, tmp_path, drawn):
+    mae.neighbours(model, photos, out=tmp_path / "n.png", queries=["3.png"], k=100, **QUICK)
+    assert sorted(short(drawn[0]["neighbour_names"][0])) == sorted(set(NAMES) - {"3.png"})
+
+
+def test_queries_by_the_end_of_a_name(photos, model, tmp_path, drawn):
+    queries = ["sub/0.png", "turned.jpg", str(photos / "2.png")]
+    mae.neighbours(model, photos, out=tmp_path / "n.png", queries=queries, **QUICK)
+    assert short(drawn[0]["query_names"]) == ["sub/0.png", "turned.jpg", "2.png"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"queries": ["0.png"]}, "'0.png': .* holds 2 images of that name; give the end"),
+        ({"queries": ["7.png"]}, "holds no readable image of that name"),
+        ({"queries": "7.png"}, "'7.png': .* holds no readable image of that name"),
+        ({"queries": ["urned.jpg"]}, "holds no readable image of that name"),
+        ({"queries": []}, "0 images to start from"),
+        ({"queries": 0}, "0 images to start from"),
+        ({"queries": -3}, "-3 images to start from"),
+        ({"k": 0}, "0 neighbours of each; expected 1 or more"),
+        ({"feature": "pooled"}, "no feature 'pooled'; it gives cls, mean"),
+    ],
+)
+def test_what_cannot_be_drawn(photos, model, tmp_path, asked, message):
+    with pytest.raises(UsageError, match=message):
+        mae.neighbours(model, photos, out=tmp_path / "n.png", **asked, **QUICK)
+    assert not (tmp_path / "n.png").exists()
+
+
+def test_one_image_has_no_neighbour(model, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.png").write_bytes(png(9, 9))
+    with pytest.raises(UsageError, match="neighbours need two or more"):
+        mae.neighbours(model, tmp_path / "one", out=tmp_path / "n.png", **QUICK)
+
+
+def test_the_sheet_is_drawn_and_the_draw_follows_the_seed(photos, model, tmp_path):
+    first, second, other = (
+        mae.neighbours(model, photos, out=tmp_path / f"{name}.png", queries=2, k=2, seed=seed, **QUICK).read_bytes()
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert first == second != other and first.startswith(b"\x89PNG")

@@ -1,0 +1,27 @@
+"""What a run of a study does where an evaluation does not apply to it."""
+
+from pathlib import Path
+
+import pytest
+from jobs_here import run_jobs_here
+from tiny_study import TINY
+
+from mae.experiments.run import study
+from mae.records import read_json
+from mae.training.run_folder import RunFolder
+
+
+@pytest.mark.slow
+def test_variants_without_pixels_have_no_pictures(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """HOG is no picture: no panels, no PSNR, no part in the comparison; all else is measured."""
+    run_jobs_here(monkeypatch)
+    options = {**TINY, "patch_size": 4, "finetune_epochs": 0.0, "target": "hog", "target_cell": 4}
+    found = study("mask_ratio", labelled, out=tmp_path / "study", seeds=1, ratios=[0.5, 0.75], **options)
+    assert found.finished and len(found.result.runs) == 2
+    for run in found.result.runs:
+        assert "knn" in run.numbers and "psnr" not in run.numbers
+        assert read_json(RunFolder(run.folder).summary)["panel"] is None
+        assert not any(RunFolder(run.folder).panels.iterdir())
+    assert capsys.readouterr().out.count("predicts hog; reconstruction needs a target of pixels") == 4
