@@ -46,7 +46,7 @@ def options_for(room: str, kind: str) -> dict[str, Any]:
         chosen["encoder_mask_tokens"] = True
     needs = getattr(component, "needs", frozenset())
     for teacher in kinds("teachers") if needs else ():
-        if needs <= find("teachers", teacher).gives:
+        if needs <= find("teachers", teacher)().gives(find("encoders", "vit")()).keys():
             chosen["teacher"] = teacher
     flats = {option.flat for option in describe(room, kind).options}
     return SIZES | chosen | {name: value for name, value in SMALL.items() if name in flats}

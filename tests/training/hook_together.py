@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from toy import SETTINGS, Line, adamw, batches
+from toy import SETTINGS, Follower, Line, adamw, batches
 
 from mae.training.distributed import joined_world
 from mae.training.engine import Trainer
@@ -25,15 +25,20 @@ def train(folder: Path, rank: int, port: int, sharded: bool) -> None:
     }  # fmt: skip
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    seen: list[tuple[float, list[float]]] = []
+    seen: list[tuple[float, list[float], list[float]]] = []
     with joined_world("cpu") as (world, device):
-        module = Line()
+
+        def after_step(student: torch.nn.Module, progress: float) -> None:
+            mean, weight = (
+                whole(values.detach()).flatten().tolist() for values in (teacher.mean, module.linear.weight)
+            )
+            seen.append((progress, mean, weight))
+
+        module, teacher = Line(), Follower(after_step)
         if sharded:
             shard(module, "fp32")
-
-        def after_step(progress: float) -> None:
-            seen.append((progress, whole(module.linear.weight.detach()).flatten().tolist()))
-
+            shard(teacher, "fp32", trained=False)
+        module.__dict__["teacher"] = teacher
         trainer = Trainer(
             module=module,
             optimizer=adamw(module),
@@ -43,9 +48,11 @@ def train(folder: Path, rank: int, port: int, sharded: bool) -> None:
             device=device,
             world=world,
             mirror=Line() if sharded and rank == 0 else None,
-            after_step=after_step,
         )
         trainer.run()
+        teacher.mean.data.zero_()
+        trainer.resume(folder / "checkpoints" / "step-00000012")
+        seen.append((0.0, whole(teacher.mean.detach()).flatten().tolist(), []))
     (folder / f"{rank}.json").write_text(json.dumps(seen))
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import signal
@@ -6,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scripts import run_script
 from torch import nn
 from torch.optim import AdamW, Optimizer
-from toy import Line, Output, Recorder, adamw, lars, make_trainer, weights_after_each_step
+from toy import Follower, Line, Output, Recorder, adamw, lars, make_trainer, weights_after_each_step
 
 from mae.errors import MAEError
 from mae.training.checkpoint import find_checkpoint
@@ -339,9 +341,14 @@ def test_ten_minutes_are_told_by_a_clock_that_does_not_jump(tmp_path: Path, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000011", "step-00000012"]
 
 
+def told(progress: list[float]) -> Follower:
+    """A teacher that writes down the progress it is told."""
+    return Follower(lambda module, done: progress.append(done))
+
+
 def test_after_step_is_called_with_the_progress_of_each_step(tmp_path: Path):
     progress: list[float] = []
-    trainer = make_trainer(tmp_path, after_step=progress.append, accumulate=2)
+    trainer = make_trainer(tmp_path, teacher=told(progress), accumulate=2)
     trainer.run()
     assert progress == [step / 12 for step in range(1, 13)]
 
@@ -349,12 +356,8 @@ def test_after_step_is_called_with_the_progress_of_each_step(tmp_path: Path):
 @pytest.mark.parametrize("optimizer", [adamw, lars])
 def test_after_step_sees_the_new_weights_and_no_skipped_step(tmp_path: Path, optimizer):
     seen: list[tuple[float, list[float]]] = []
-    trainer = make_trainer(
-        tmp_path,
-        broken_at={5},
-        optimizer=optimizer,
-        after_step=lambda progress: seen.append((progress, weights(trainer).tolist())),
-    )
+    teacher = Follower(lambda module, progress: seen.append((progress, weights(trainer).tolist())))
+    trainer = make_trainer(tmp_path, broken_at={5}, optimizer=optimizer, teacher=teacher)
     after = weights_after_each_step(trainer, Recorder())
     steps = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12]
     assert seen == [(step / 12, after[step]) for step in steps]
@@ -362,10 +365,10 @@ def test_after_step_sees_the_new_weights_and_no_skipped_step(tmp_path: Path, opt
 
 def test_after_step_is_not_called_again_after_rollback_or_resume(tmp_path: Path):
     progress: list[float] = []
-    make_trainer(tmp_path, broken_at={5, 6, 7}, after_step=progress.append).run()
+    make_trainer(tmp_path, broken_at={5, 6, 7}, teacher=told(progress)).run()
     assert progress == [step / 12 for step in (1, 2, 3, 4, 5, 9, 10, 11, 12)]
     resumed: list[float] = []
-    trainer = make_trainer(tmp_path, total_steps=16, after_step=resumed.append)
+    trainer = make_trainer(tmp_path, total_steps=16, teacher=told(resumed))
     trainer.resume(tmp_path / "step-00000012")
     trainer.run()
     assert resumed == [step / 16 for step in (13, 14, 15, 16)]
@@ -382,10 +385,65 @@ class Overflowing(Line):
 
 def test_after_step_is_not_called_for_steps_that_the_scaler_skips(tmp_path: Path):
     progress: list[float] = []
-    trainer = make_trainer(tmp_path, module=Overflowing, precision="fp16", clip_grad=None, after_step=progress.append)
+    trainer = make_trainer(tmp_path, module=Overflowing, precision="fp16", clip_grad=None, teacher=told(progress))
     after = weights_after_each_step(trainer, Recorder())
     moved = [step / 12 for step in range(1, 13) if after[step] != after[step - 1]]
     assert progress == moved and 0 < len(moved) < 11
+
+
+def test_a_teacher_is_resumed_bit_for_bit(tmp_path: Path):
+    whole = make_trainer(tmp_path / "whole", teacher=Follower())
+    whole.run()
+    cut = make_trainer(tmp_path / "cut", teacher=Follower())
+    cut.run(tasks=[PeriodicTask(every=5, run=interrupt)])
+    assert cut.step == 6
+    again = make_trainer(tmp_path / "cut", teacher=Follower())
+    again.resume(tmp_path / "cut" / "step-00000006")
+    assert torch.equal(again.teacher.mean, cut.teacher.mean) and cut.teacher.mean.abs().max() > 0
+    again.run()
+    assert torch.equal(again.teacher.mean, whole.teacher.mean)
+    assert torch.equal(weights(again), weights(whole))
+
+
+def test_a_teacher_is_rolled_back_with_its_student(tmp_path: Path):
+    means: dict[int, torch.Tensor] = {}
+    trainer = make_trainer(tmp_path, broken_at={5, 6, 7}, teacher=Follower())
+
+    def keep(step: int) -> None:
+        means[step] = trainer.teacher.mean.clone()
+
+    trainer.run(tasks=[PeriodicTask(every=1, run=keep)])
+    assert not torch.equal(means[4], means[5])
+    assert torch.equal(means[8], means[4])  # the checkpoint of step 4, and no step since
+
+
+def test_a_teacher_stands_beside_the_model_in_checkpoints_alone(tmp_path: Path):
+    make_trainer(tmp_path, teacher=Follower()).run()
+    folder = tmp_path / "step-00000012"
+    assert load_file(folder / "teacher.safetensors").keys() == {"mean"}
+    assert load_file(folder / "model.safetensors").keys() == {"linear.weight", "linear.bias"}
+    make_trainer(tmp_path / "without").run()
+    assert not (tmp_path / "without" / "step-00000012" / "teacher.safetensors").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "other", "nan"])
+def test_a_damaged_teacher_is_refused(tmp_path: Path, damage: str):
+    make_trainer(tmp_path, teacher=Follower()).run()
+    file = tmp_path / "step-00000012" / "teacher.safetensors"
+    if damage == "gone":
+        file.unlink()
+    else:
+        mean = torch.zeros(1, 5) if damage == "other" else torch.full((1, 4), torch.nan)
+        save_file({"mean": mean}, file)
+        manifest = json.loads((file.parent / "manifest.json").read_text())
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": digest}
+        (file.parent / "manifest.json").write_text(json.dumps(manifest))
+    trainer = make_trainer(tmp_path, teacher=Follower())
+    before = weights(trainer)
+    with pytest.raises(MAEError, match="teacher.safetensors"):
+        trainer.resume(file.parent)
+    assert torch.equal(weights(trainer), before)
 
 
 def test_after_step_is_called_alike_in_several_processes(tmp_path: Path):
@@ -393,7 +451,13 @@ def test_after_step_is_called_alike_in_several_processes(tmp_path: Path):
     run_script(Path(__file__).with_name("hook_together.py"), tmp_path, seconds=120)
     for name in ("ddp", "fsdp"):
         first, second = (json.loads((tmp_path / name / f"{rank}.json").read_text()) for rank in range(2))
-        assert first == second and [progress for progress, _ in first] == [
+        *steps, resumed = first
+        assert first == second and [progress for progress, _, _ in steps] == [
             step / 12 for step in range(1, 13) if step != 6
         ]
-        assert len({tuple(weight) for _, weight in first}) == 11
+        assert len({tuple(weight) for _, _, weight in steps}) == 11
+        mean = torch.zeros(4)
+        for _, averaged, weight in steps:
+            mean.lerp_(torch.tensor(weight), 0.25)
+            assert averaged == pytest.approx(mean.tolist(), rel=1e-6)
+        assert resumed[1] == steps[-1][1]

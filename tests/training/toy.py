@@ -46,6 +46,23 @@ class Line(nn.Module):
         return Output(loss=loss, terms={"square": loss})
 
 
+class Follower(nn.Module):
+    """A teacher: the mean of the line's weights, and what `tell` is told of each step.
+
+    Its weights start apart from the line's, so that a restored one cannot be mistaken for a fresh one.
+    """
+
+    def __init__(self, tell: Callable[[nn.Module, float], None] = lambda module, progress: None) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(1, 4), requires_grad=False)
+        self.tell = tell
+
+    def after_step(self, student: nn.Module, progress: float) -> None:
+        weight: Any = student.get_parameter("linear.weight")
+        self.mean.lerp_(weight.detach(), 0.25)
+        self.tell(student, progress)
+
+
 def batches(
     step: int, *, accumulate: int = 1, broken_at: Collection[int] = ()
 ) -> Generator[dict[str, Tensor], None, None]:
@@ -90,13 +107,14 @@ def make_trainer(
     module: Callable[[], nn.Module] = Line,
     optimizer: Callable[[nn.Module], Optimizer] = adamw,
     capture: Callable[[int], Path] | None = None,
-    after_step: Callable[[float], None] | None = None,
+    teacher: nn.Module | None = None,
     **changes: Any,
 ) -> Trainer:
     """A trainer of a freshly seeded module, by default a line."""
     settings = replace(SETTINGS, **changes)
     torch.manual_seed(0)
     made = module()
+    made.__dict__["teacher"] = teacher
     return Trainer(
         module=made,
         optimizer=optimizer(made),
@@ -108,7 +126,6 @@ def make_trainer(
         device=torch.device("cpu"),
         world=World(),
         capture=capture,
-        after_step=after_step,
     )
 
 

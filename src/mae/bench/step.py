@@ -308,13 +308,14 @@ class OwnStep(_Step):
             found[name] = perf_counter() - began
             return result
 
+        batch = Batch(x=self._images, tokenizer=model.tokenizer)
         with autocast(self.precision, self.device):
             plan = part("mask", self.plan)
+            taught = part("teacher", lambda: model.taught(batch)) if model.teacher is not None else {}
             encoded = part("encoder", lambda: model.encoded(self._images, plan))
             layout = model.tokenizer.layout_of(self._images)
             prediction = part("decoder", lambda: model.decoder(encoded, plan, layout))
-        batch = Batch(x=self._images, tokenizer=model.tokenizer)
-        target = part("target", lambda: model.target(batch, plan.predicted))
+        target = part("target", lambda: model.target(batch, plan.predicted, taught))
         loss = part("loss", lambda: model.loss(prediction, target, plan.weight))
         part("backward", loss.backward)
         part("optimizer", self.optimizer.step)

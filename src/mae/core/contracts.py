@@ -167,8 +167,13 @@ class Target(Component):
     reads_whole: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    def width(self, layout: Layout) -> int:
-        """Values predicted for a token: the size of the decoder's head."""
+    def width(self, layout: Layout, gives: Mapping[str, int] | None = None) -> int:
+        """Values predicted for a token: the size of the decoder's head.
+
+        Args:
+            layout: of the samples.
+            gives: widths of the teacher's outputs, by name; None: there is no teacher.
+        """
         raise NotImplementedError
 
     def __call__(
@@ -333,14 +338,33 @@ class Teacher(Component):
     """A network that is not trained by gradients, and whose outputs targets and terms may read.
 
     Attributes:
-        gives: names of its outputs.
+        changes: whether its outputs for the same samples change in a run: a loss of one step is then measured on
+            another scale than that of the next, and says little by itself.
     """
 
     slot: ClassVar[str] = "teacher"
-    gives: ClassVar[frozenset[str]] = frozenset()
+    changes: ClassVar[bool] = False
+
+    def gives(self, encoder: Encoder) -> Mapping[str, int]:
+        """Names of its outputs `[B, N, width]`, and their widths.
+
+        Args:
+            encoder: of the student.
+
+        Raises:
+            UsageError: an option that does not fit that encoder.
+        """
+        raise NotImplementedError
 
     def build(self, encoder: nn.Module) -> nn.Module:
-        """The network, made when the student's weights are there; `after_step(student, progress)` follows it."""
+        """The network, made when the student's weights are there: from a `Batch` to its outputs by name.
+
+        Its `after_step(student, progress)` is called after each step that changed the student's weights, with the
+        run's progress in (0, 1]. What its `state_dict` holds is in checkpoints, and never in a model's file.
+
+        Args:
+            encoder: the student's, which must not be changed.
+        """
         raise NotImplementedError
 
 
@@ -371,9 +395,8 @@ def check_method(method: "MethodConfig") -> None:
             raise UsageError(
                 f"{term.kind} compares pixels, and the target {target.kind} has none; leave one of them out"
             )
-    gives = frozenset() if method.teacher is None else method.teacher.gives
     for part in (target, *method.terms):
-        if missing := sorted(part.needs - gives):
+        if missing := sorted(part.needs - method.gives.keys()):
             raise UsageError(
                 f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
             )
@@ -384,4 +407,4 @@ def check_method(method: "MethodConfig") -> None:
             f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
         )
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
-    target.width(layout)  # and so are tokens that the target cannot be made of
+    target.width(layout, method.gives)  # and so are tokens that the target cannot be made of

@@ -75,6 +75,16 @@ class MethodConfig:
         """Sizes of the samples and of their tokens."""
         return self.tokenizer.layout
 
+    @property
+    def gives(self) -> "Mapping[str, int]":
+        """Widths of the teacher's outputs, by name; empty where there is none."""
+        return {} if self.teacher is None else self.teacher.gives(self.encoder)
+
+    @property
+    def target_changes(self) -> bool:
+        """Whether the target of a sample changes in a run, so that losses of two steps are on two scales."""
+        return self.teacher is not None and self.teacher.changes and bool(self.target.needs)
+
     def components(self) -> Iterator[tuple[str, Any]]:
         """Each component with the slot it fills."""
         yield from ((slot, getattr(self, slot)) for slot in SLOTS if getattr(self, slot) is not None)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from mae.core.contracts import Batch, Mask, Step, Target, Taught, Term, Tokenizer
+from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term, Tokenizer
 from mae.core.types import Encoded, MAEOutput, MaskPlan, MaskRequest
 from mae.errors import UsageError
 from mae.masks.given import plan_from_mask
@@ -29,8 +29,11 @@ class MaskedAutoencoder(PretrainedEncoder):
         loss: distance of prediction and target.
         terms: what is added to the loss.
         reads_levels: whether the decoder reads all the encoder's levels, see `Decoder.reads`.
+        teacher: what target and terms may read the outputs of; its network is `self.teacher`.
         config: what it was built from, written into the model's file; None for parts put together by hand.
     """
+
+    _teacher: nn.Module | None
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
         terms: Sequence[Term] = (),
         reads_levels: bool = False,
+        teacher: Teacher | None = None,
         config: "MethodConfig | None" = None,
     ) -> None:
         super().__init__(encoder=encoder, config=config)
@@ -53,6 +57,22 @@ class MaskedAutoencoder(PretrainedEncoder):
         self.loss = loss
         self.terms = tuple(terms)
         self.reads_levels = reads_levels
+        self._teacher_component = teacher
+        # No submodule: it is trained by no optimizer, and stands in no model's file.
+        self.__dict__["_teacher"] = None
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        """The teacher's network, made from the student's weights when it is first asked for; None: there is none."""
+        if self._teacher is None and self._teacher_component is not None:
+            self.__dict__["_teacher"] = self._teacher_component.build(self.encoder)
+        return self._teacher
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MaskedAutoencoder":
+        """Where the model goes, its teacher goes too."""
+        if self._teacher is not None:
+            self._teacher._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def forward(
         self,
@@ -88,14 +108,19 @@ class MaskedAutoencoder(PretrainedEncoder):
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
         elif any(term.predicts_visible for term in self.terms):
             plan = plan.predict_all()
+        batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
+        taught = self.taught(batch)
         encoded = self.encoded(images, plan)
         prediction = self.decoder(encoded, plan, layout)
         with torch.autocast(images.device.type, enabled=False):
-            batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
-            terms = self._compare(batch, plan, encoded, prediction, taught={})
+            terms = self._compare(batch, plan, encoded, prediction, taught=taught)
         weights = {term.kind: term.weight for term in self.terms}
         loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=encoded.tokens)
+
+    def taught(self, batch: Batch) -> Taught:
+        """What the teacher says of a batch, by name; nothing where there is none."""
+        return {} if self.teacher is None else self.teacher(batch)
 
     def encoded(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Encoded:
         """What the decoder is given.

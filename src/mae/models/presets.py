@@ -41,7 +41,7 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
     Raises:
         UsageError: values that do not fit each other.
     """
-    layout, outputs = config.layout, config.target.width(config.layout)
+    layout, outputs = config.layout, config.target.width(config.layout, config.gives)
     encoder = build_encoder(config, activation_checkpointing=activation_checkpointing)
     if config.mask.num_visible(layout) + encoder.num_prefix < config.decoder.min_tokens:
         raise UsageError(
@@ -63,6 +63,7 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
         loss=config.loss if config.tokenizer.nodata is None else KnownValues(loss=config.loss),
         terms=config.terms,
         reads_levels=config.decoder.reads == "levels",
+        teacher=config.teacher,
         config=config,
     )
 

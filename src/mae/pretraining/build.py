@@ -71,6 +71,8 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
     if config.machine.shard and prepared.world.size > 1:
         mirror = copy.deepcopy(model) if prepared.world.is_main else None
         shard(model, config.optim.precision)
+        if model.teacher is not None:
+            shard(model.teacher, config.optim.precision, trained=False)
     return Trainer(
         module=model,
         optimizer=make_optimizer(
@@ -236,7 +238,7 @@ def baselines_of(prepared: RunContext, model: MaskedAutoencoder) -> TrivialBasel
     loader = some_images(prepared, _BASELINE_IMAGES, batch_size=_BASELINE_BATCH)
     batches = islice(_on_device(prepared, loader, 0), _BASELINE_IMAGES // _BASELINE_BATCH)
     pairs = ((images, model.plan(images, keys=keys)) for images, keys in batches)
-    return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss)
+    return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
 
 
 def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | None) -> None:
@@ -253,7 +255,9 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     Raises:
         MAEError: there is too little.
     """
-    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # and two averages
+    one = 3 * _num_bytes(model)  # and two averages
+    if model.teacher is not None:
+        one += _num_bytes(model.teacher)
     folder = prepared.folder
     root = folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
@@ -267,6 +271,10 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
             f"{folder.root} is on a disk with {free / 1e9:.2f} GB free; {what} {count * one / 1e9:.2f} GB; free space "
             f"there{'' if prepared.resume else ' or choose another --out'}"
         )
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def panel_drawer(prepared: RunContext, model: MaskedAutoencoder) -> Callable[[int], None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from mae.config import Precision
 from mae.data.loading.sampler import make_shuffle
@@ -14,7 +15,7 @@ from mae.models.file import model_metadata
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.resolve import RunContext, images_per_step
 from mae.records import shown, to_json, write_json
-from mae.training.state import MODEL
+from mae.training.state import MODEL, TEACHER
 
 CAPTURE = "capture.json"
 
@@ -70,8 +71,9 @@ def write_capture(prepared: RunContext, model: MaskedAutoencoder, step: int) -> 
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, aside / MODEL, metadata=model_metadata(model))
+        save_file(_on_cpu(model), aside / MODEL, metadata=model_metadata(model))
+        if model.teacher is not None:
+            save_file(_on_cpu(model.teacher), aside / TEACHER)
         write_json(aside / CAPTURE, to_json(values))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -79,3 +81,7 @@ def write_capture(prepared: RunContext, model: MaskedAutoencoder, step: int) -> 
         shutil.rmtree(aside, ignore_errors=True)
         raise MAEError(f"cannot write {folder}: {error.strerror or error}") from error
     return folder
+
+
+def _on_cpu(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}

@@ -233,6 +233,8 @@ def _carry_out(
         model.compile()
     world.from_main(partial(_open_folder, prepared, held))
     finished = _train(prepared, trainer, tasks, baselines, console)
+    if finished and prepared.method.target_changes:  # the loss at the end is compared with what its target is by then
+        baselines = baselines_of(prepared, model)
     summary = summarise(prepared, trainer, baselines) if finished and world.is_main else {}
     if summary:
         show_summary(console, prepared.folder, summary)
@@ -285,7 +287,7 @@ def _train(
             JsonLines(folder.metrics, **start),
             TensorBoard(folder.tensorboard, start_samples=trainer.samples),
             ProgressDisplay(
-                console, total_steps=prepared.total_steps, mean_baseline=baselines.mean_of_visible, **start
+                console, total_steps=prepared.total_steps, mean_baseline=_mean_baseline(prepared, baselines), **start
             ),
         ]
         for observer in observers:
@@ -298,3 +300,8 @@ def _train(
             )
         with explained_worker_failure():
             return trainer.run(observers=[*observers, health], tasks=tasks)
+
+
+def _mean_baseline(prepared: RunContext, baselines: TrivialBaselines) -> float | None:
+    """What losses are shown beside; None where their target changes."""
+    return None if prepared.method.target_changes else baselines.mean_of_visible

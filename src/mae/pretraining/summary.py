@@ -53,7 +53,7 @@ def show_header(
             ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
             ("compute", _describe_compute(prepared, trainer)),
             ("watched", _describe_watching(prepared)),
-            ("baselines", ", ".join(f"{name} {loss:.4f}" for name, loss in baselines.as_dict().items())),
+            ("baselines", _describe_baselines(prepared, baselines)),
         ],
     )
 
@@ -136,6 +136,11 @@ def _describe_objective(prepared: RunContext, model: MaskedAutoencoder) -> str:
     images = f" over {prepared.part_size * prepared.world.size} images"
     terms = [f"{term.weight:g} x {term.kind}{images if term.reads_batch else ''}" for term in config.terms]
     return f"target: {target}; loss: " + " + ".join([f"{config.loss.kind} reconstruction", *terms])
+
+
+def _describe_baselines(prepared: RunContext, baselines: TrivialBaselines) -> str:
+    told = ", ".join(f"{name} {loss:.4f}" for name, loss in baselines.as_dict().items())
+    return f"{told} (of the teacher before the first step)" if prepared.method.target_changes else told
 
 
 def _describe_batch(prepared: RunContext) -> str:

@@ -1,5 +1,6 @@
 """Histograms of oriented gradients: where edges run, not what they look like."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
 from typing import ClassVar
@@ -33,7 +34,7 @@ class HogTarget(Target):
     cell: Count = 8
     """Height and width of a cell in pixels; the patch must be a multiple."""
 
-    def width(self, layout: Layout) -> int:
+    def width(self, layout: Layout, gives: Mapping[str, int] | None = None) -> int:
         """Values of a token: cells times channels times bins.
 
         Raises:

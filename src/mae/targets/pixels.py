@@ -1,5 +1,6 @@
 """Pixels as the target, plain or per-patch normalised."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -45,7 +46,7 @@ class PixelTarget(Target):
     norm: Annotated[bool, Alias("norm_pix_loss")] = True
     """Normalise each target patch by its own mean and std: better features. Off: pictures need no estimate of them."""
 
-    def width(self, layout: Layout) -> int:
+    def width(self, layout: Layout, gives: Mapping[str, int] | None = None) -> int:
         """Values of a patch.
 
         Raises:

@@ -1,7 +1,8 @@
 """Checkpoints that are complete or absent: staged, committed by a rename, verified before use.
 
-A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and, written
-last, `manifest.json` with size and SHA-256 of the others, and whether it is kept for good. Never a pickle.
+A checkpoint `step-00001200/` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, of a module with a
+teacher `teacher.safetensors` and, written last, `manifest.json` with size and SHA-256 of the others, and whether it is
+kept for good. Never a pickle.
 """
 
 import copy
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +33,7 @@ from mae.training.state import (
     MODEL,
     OPTIMIZER,
     STATE,
+    TEACHER,
     FileFacts,
     Manifest,
     TrainingState,
@@ -51,24 +54,39 @@ class Snapshot:
     Attributes:
         weights: by name.
         averages: the optimizer's, by parameter and kind, `blocks.0.norm1.weight/exp_avg`.
+        teacher: the weights of the module's teacher, by name; empty where it has none.
     """
 
     weights: Mapping[str, Tensor]
     averages: Mapping[str, Tensor]
+    teacher: Mapping[str, Tensor]
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors of each file."""
+        taught = {TEACHER: self.teacher} if self.teacher else {}
+        return {MODEL: self.weights, OPTIMIZER: self.averages, **taught}
 
 
 def take_snapshot(module: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> Snapshot:
     """Copy weights and running averages to the CPU; sharded tensors are gathered.
 
     Args:
-        module: whose weights.
+        module: whose weights, and whose teacher's.
         optimizer: whose running averages, under the parameters' names.
         keep: False for a process that only lends its parts to the others: its snapshot is empty.
     """
+    teacher = teacher_of(module)
     return Snapshot(
         weights=whole_weights(module, keep=keep),
         averages=_copied(_optimizer_tensors(module, optimizer), keep=keep),
+        teacher={} if teacher is None else whole_weights(teacher, keep=keep),
     )
+
+
+def teacher_of(module: nn.Module | None) -> nn.Module | None:
+    """The module's teacher, see `Trainer`; None where it has none."""
+    return getattr(module, "teacher", None)
 
 
 def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
@@ -77,15 +95,19 @@ def whole_weights(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
 
 
 def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A module like another one on the CPU that holds these very weights, not a copy of them.
+    """A module like another one on the CPU, without its teacher, that holds these very weights, not a copy of them.
 
     Args:
         module: any of the same parameters; not changed.
         weights: on the CPU, those of its parameters among them.
     """
     parameters = dict(module.named_parameters())
-    copied = {id(own): nn.Parameter(weights[name], requires_grad=False) for name, own in parameters.items()}
-    return copy.deepcopy(module, memo=dict(copied)).to("cpu")
+    copied: dict[int, Any] = {
+        id(own): nn.Parameter(weights[name], requires_grad=False) for name, own in parameters.items()
+    }
+    if (teacher := teacher_of(module)) is not None:
+        copied[id(teacher)] = None  # a copy of it would take as much memory again
+    return copy.deepcopy(module, memo=copied).to("cpu")
 
 
 def _copied(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
@@ -119,14 +141,14 @@ def stage(
             checkpoints are untouched.
     """
     final, aside = _places(folder, state.step)
-    _refuse_broken(final, {**snapshot.weights, **snapshot.averages})
+    _refuse_broken(final, {**snapshot.weights, **snapshot.averages, **snapshot.teacher})
     with _explained(folder, final, aside):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        _save(snapshot.weights, aside / MODEL, metadata)
-        _save(snapshot.averages, aside / OPTIMIZER, None)
+        for name, tensors in snapshot.files.items():
+            _save(tensors, aside / name, metadata if name == MODEL else None)
         (aside / STATE).write_text(json.dumps(to_json(state), indent=2))
-        files = {name: _describe(aside / name) for name in (MODEL, OPTIMIZER, STATE)}
+        files = {name: _describe(aside / name) for name in (*snapshot.files, STATE)}
         manifest = to_json(Manifest(step=state.step, kept=kept, files=files))
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2))
         for name in (*files, MANIFEST):

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from mae.errors import MAEError
 from mae.records import to_json
 from mae.training import checkpoint
-from mae.training.checkpoint import take_snapshot
+from mae.training.checkpoint import take_snapshot, teacher_of
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import ToldByMain, World
 from mae.training.log import Observer
@@ -42,7 +42,12 @@ class Trainer:
     """Trains a module whose forward returns an output with `.loss` and `.terms`.
 
     Args:
-        module: the module, on its device.
+        module: the module, on its device. Its `teacher`, where it has one that is not None, is a module that no
+            optimizer trains and that is none of its submodules: checkpoints hold it, and its `after_step(module,
+            progress)` is called in every process after each optimizer step that changed the weights, with the run's
+            progress in (0, 1]; not after a step that was skipped because it was not finite, and not for steps that a
+            resumed run has behind it. With it the host waits for a GPU in every step, to know whether the step was
+            skipped.
         optimizer: over the module's parameters; before each step the rate of each group is set to the schedule's,
             times the group's `lr_scale` if it has one.
         batches: what the module's forward is given.
@@ -52,11 +57,8 @@ class Trainer:
         world: the processes that train together.
         capture: saves what is needed to replay a step that ended the run, given the number of steps before it, and
             returns where. None: nothing is saved.
-        mirror: where the module is sharded, in the main process: a whole copy of it. It gets the module's weights
-            before tasks and `capture`, which read it.
-        after_step: called in every process after each optimizer step that changed the weights, with the run's progress
-            in (0, 1]; not after a step that was skipped because it was not finite, and not for steps that a resumed
-            run has behind it. With it the host waits for a GPU in every step, to know whether the step was skipped.
+        mirror: where the module is sharded, in the main process: a whole copy of it. It gets the weights of the module
+            and its teacher before tasks and `capture`, which read it.
 
     Attributes:
         step: optimizer steps done, skipped ones included.
@@ -76,7 +78,6 @@ class Trainer:
         world: World,
         capture: Callable[[int], Path] | None = None,
         mirror: nn.Module | None = None,
-        after_step: Callable[[float], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -88,7 +89,7 @@ class Trainer:
         self.world = world
         self.capture = capture
         self.mirror = mirror
-        self.after_step = after_step
+        self.teacher: Any = teacher_of(module)
         self.step = 0
         self.seconds = 0.0
         self.stopped_by = 0
@@ -223,13 +224,13 @@ class Trainer:
         norm = self._clip()
         means = {name: torch.stack([output[name] for output in outputs]).mean() for name in outputs[0]}
         finite = self._all_finite(means["loss"], norm)
-        scale = self._scaler.get_scale() if self.after_step is not None else 1.0  # asking waits for the device
+        scale = self._scaler.get_scale() if self.teacher is not None else 1.0  # asking waits for the device
         self._update(finite)
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
-        if self.after_step is not None and self._was_taken(finite, scale):
-            self.after_step(self.step / self.settings.total_steps)
+        if self.teacher is not None and self._was_taken(finite, scale):
+            self.teacher.after_step(self.module, self.step / self.settings.total_steps)
 
     def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether every process found the step finite; their status travels with it."""
@@ -374,8 +375,11 @@ class Trainer:
     def _refresh_mirror(self) -> None:
         if is_sharded(self.module):
             weights = checkpoint.whole_weights(self.module, keep=self.world.is_main)
+            taught = checkpoint.whole_weights(self.teacher, keep=self.world.is_main) if self.teacher is not None else {}
             if self.mirror is not None:
                 self.mirror.load_state_dict(weights)
+            if (teacher := teacher_of(self.mirror)) is not None:
+                teacher.load_state_dict(taught)
 
     def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Observer]) -> None:
         final = self.step == self.settings.total_steps

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mae.errors import MAEError
-from mae.training.checkpoint import check, folder_step
+from mae.training.checkpoint import check, folder_step, teacher_of
 from mae.training.distributed import World
 from mae.training.lars import LARS
 from mae.training.sharding import sharded_like
-from mae.training.state import MODEL, OPTIMIZER, read_manifest, refused
+from mae.training.state import MODEL, OPTIMIZER, TEACHER, read_manifest, refused
 
 _NUM_NAMED = 3
 _STEP, _SQUARES = "step", "exp_avg_sq"
@@ -36,11 +36,11 @@ _Spec = tuple[torch.dtype, tuple[int, ...]]
 
 
 def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world: World) -> None:
-    """Restore a checkpoint's weights and running averages, in every process.
+    """Restore a checkpoint's weights, running averages and teacher, in every process.
 
     Args:
         path: the checkpoint; the main process alone reads it, the others may give None.
-        module: gets the weights, whole or sharded over the processes.
+        module: gets the weights, and its teacher its own; whole or sharded over the processes.
         optimizer: AdamW, Muon or LARS; gets the running averages.
         world: the processes.
 
@@ -48,13 +48,14 @@ def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world
         MAEError: the checkpoint is damaged, or of another model or training; nothing was changed.
     """
     stored: dict[str, dict[str, Tensor]] = {}
+    modules = {MODEL: module} | ({} if (teacher := teacher_of(module)) is None else {TEACHER: teacher})
 
     def read() -> dict[str, Any]:
         assert path is not None
         if wrong := check(path):
             raise MAEError(f"{wrong}; delete that folder to resume from an earlier checkpoint")
         steps = read_manifest(path, folder_step=folder_step(path)).step
-        stored[MODEL] = _tensors_of(path, MODEL, _weights_of(module))
+        stored.update({file: _tensors_of(path, file, _weights_of(own)) for file, own in modules.items()})
         stored[OPTIMIZER] = _tensors_of(path, OPTIMIZER, _averages_of(module, optimizer))
         if wrong := _wrong_average(stored[OPTIMIZER], steps):
             raise refused(path, f"{path / OPTIMIZER}: {wrong}")
@@ -65,11 +66,8 @@ def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world
         }
 
     table = world.from_main(read)
-    weights = module.state_dict()
-    with torch.no_grad():
-        for name, form in table[MODEL].items():
-            received = _received(stored.get(MODEL, {}).get(name), form, weights[name].device, world)
-            weights[name].copy_(sharded_like(weights[name], received))
+    for file, own in modules.items():
+        _load_weights(own, table[file], stored.get(file, {}), world)
     _load_optimizer(module, optimizer, table[OPTIMIZER], stored.get(OPTIMIZER, {}), world)
 
 
@@ -169,6 +167,16 @@ def _received(stored: Tensor | None, form: Sequence[Any], device: torch.device, 
         here = stored.to(device, copy=True)
     world.broadcast(here)
     return here
+
+
+def _load_weights(
+    module: nn.Module, table: Mapping[str, Sequence[Any]], stored: Mapping[str, Tensor], world: World
+) -> None:
+    weights = module.state_dict()
+    with torch.no_grad():
+        for name, form in table.items():
+            received = _received(stored.get(name), form, weights[name].device, world)
+            weights[name].copy_(sharded_like(weights[name], received))
 
 
 def _load_optimizer(

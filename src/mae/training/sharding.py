@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 _DTYPES = {"bf16": torch.bfloat16}
 
 
-def shard(module: nn.Module, precision: str) -> None:
+def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
     """Shard a module's parameters over the processes, in place; make its optimizer afterwards.
 
     Each member of an `nn.Sequential` is gathered for its computation and freed after it, the rest with the whole
@@ -24,6 +24,7 @@ def shard(module: nn.Module, precision: str) -> None:
     Args:
         module: on its device; every process has the same weights.
         precision: `fp32` or `bf16`.
+        trained: whether a backward pass follows each forward pass; without one, shards are freed after the latter.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -31,7 +32,7 @@ def shard(module: nn.Module, precision: str) -> None:
     for sequence in [each for each in module.modules() if isinstance(each, nn.Sequential)]:
         for block in sequence:
             fully_shard(block, mp_policy=policy)
-    fully_shard(module, mp_policy=policy)
+    fully_shard(module, mp_policy=policy, reshard_after_forward=None if trained else True)
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from mae import records
 from mae.errors import MAEError, UsageError
 
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+MODEL, OPTIMIZER, TEACHER = "model.safetensors", "optimizer.safetensors", "teacher.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
 _Record = TypeVar("_Record")
 
 
@@ -36,7 +37,7 @@ class Manifest:
     Attributes:
         step: optimizer steps done, 1 or more.
         kept: whether the checkpoint is kept for good.
-        files: the other three files by name.
+        files: the other files by name.
 
     Raises:
         UsageError: a value that no manifest has.
@@ -49,7 +50,7 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.step < 1:
             raise UsageError(f"step is {self.step}; expected 1 or more")
-        if set(self.files) != {MODEL, OPTIMIZER, STATE}:
+        if set(self.files) - {TEACHER} != {MODEL, OPTIMIZER, STATE}:
             named = records.shown(sorted(self.files))
             raise UsageError(f"it lists the files {named}; expected {MODEL}, {OPTIMIZER} and {STATE}")
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mae.core.contracts import Batch, Target, Tokenizer
+from mae.core.contracts import Batch, Target, Taught, Tokenizer
 from mae.core.types import Grid, MaskPlan
 from mae.errors import UsageError
 
@@ -38,6 +38,7 @@ def measure_baselines(
     images_and_plans: Iterable[tuple[Tensor, MaskPlan]],
     *,
     loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    taught: Callable[[Batch], Taught] | None = None,
 ) -> TrivialBaselines:
     """The baselines of a target over batches; several batches count as one large one.
 
@@ -46,6 +47,7 @@ def measure_baselines(
         tokenizer: of the model.
         images_and_plans: normalised images `[B, C, H, W]` with their masks.
         loss: distance of prediction and target.
+        taught: gives the teacher's outputs for a batch, where the target reads any.
 
     Raises:
         UsageError: there is no batch.
@@ -54,7 +56,8 @@ def measure_baselines(
     count = 0.0
     for images, plan in images_and_plans:
         layout = tokenizer.layout_of(images)
-        values = target(Batch(x=images, tokenizer=tokenizer))  # [B, N, P]
+        batch = Batch(x=images, tokenizer=tokenizer)
+        values = target(batch, taught=None if taught is None else taught(batch))  # [B, N, P]
         # Pixels have a mean for each channel; of other targets each value has its own.
         channels = layout.channels if target.to_pixels is not None else values.shape[-1]
         true = _take(values, plan.predicted)

@@ -200,7 +200,7 @@ def check_target(subject: Subject) -> Finding:
     """There is something to predict."""
     plan = subject.plan()
     batch = Batch(x=subject.images, tokenizer=subject.model.tokenizer)
-    target = subject.model.target(batch, plan.predicted).float()
+    target = subject.model.target(batch, plan.predicted, subject.model.taught(batch)).float()
     flat = float((target.var(dim=-1) < 1e-4).float().mean())
     value = f"std {float(target.std()):.3g}; {flat:.0%} of the hidden patches are flat"
     finding = _finding("target", flat < 0.9, value, "the images are constant, or normalised away: look at the data")

@@ -51,7 +51,7 @@ def make_health(
     if prepared.device.type == "cpu":
         threads = torch.get_num_threads() * prepared.world.local_size
         signs.append(SharedCores(Contention().look, threads=threads, cores=num_cores()))
-    if baselines.mean_of_visible >= NO_BASELINE:
+    if baselines.mean_of_visible >= NO_BASELINE and not prepared.method.target_changes:
         signs.append(NoBetterThanMean(baseline=baselines.mean_of_visible, after=learned))
     if baselines.zero >= NO_BASELINE:
         signs.append(Divergence(baseline=baselines.zero))

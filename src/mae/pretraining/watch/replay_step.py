@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mae.config import RunConfig
@@ -30,7 +32,7 @@ from mae.records import read_record
 from mae.training.device import autocast, choose_device
 from mae.training.run_folder import RunFolder
 from mae.training.run_records import read_image_facts
-from mae.training.state import MODEL
+from mae.training.state import MODEL, TEACHER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,16 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
     _check_fit(capture / CAPTURE, values, config, len(images))
     chosen = choose_device(device)
     model = load_model(capture / MODEL).to(chosen).train()
+    if model.teacher is not None:
+        _load_teacher(model.teacher, capture / TEACHER)
     return _compute(model, _parts(config, images, found, model, values, chosen), images, values)
+
+
+def _load_teacher(teacher: nn.Module, file: Path) -> None:
+    try:
+        teacher.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:  # the latter for other names or shapes
+        raise MAEError(f"{file} does not hold this model's teacher: {error}; get the whole folder anew") from error
 
 
 def _check_fit(file: Path, values: Capture, config: RunConfig, num_images: int) -> None:

@@ -56,7 +56,7 @@ class ProgressDisplay:
         console: where to print.
         total_steps: steps of the whole run.
         start_step: steps done before it was resumed.
-        mean_baseline: reconstruction term of the mean-colour predictor; None if the loss has no such term.
+        mean_baseline: reconstruction term of the mean-colour predictor; None if there is none to compare with.
     """
 
     def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float | None) -> None:
