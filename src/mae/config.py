@@ -166,6 +166,9 @@ CHANGEABLE = (EvalConfig, MachineConfig)
 _GROUP_OF = {each.name: name for name, group in GROUPS.items() for each in fields(group)}
 
 
+_NO_MODEL = f"the run's config.json describes no whole model under 'method'; expected {', '.join(SLOTS)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A pre-training run.
@@ -215,9 +218,7 @@ class RunConfig:
             UsageError: it is not decided yet.
         """
         if not isinstance(self.method, MethodConfig):
-            raise UsageError(
-                f"the run's config.json describes no whole model under 'method'; expected {', '.join(SLOTS)}"
-            )
+            raise UsageError(_NO_MODEL)
         return self.method
 
     @classmethod
@@ -273,7 +274,7 @@ class RunConfig:
 
         Args:
             values: JSON values.
-            as_options: leave the model as options by flat name, for which no PyTorch is imported.
+            as_options: leave the model, which must be there, as options by flat name; no PyTorch is then imported.
 
         Raises:
             UsageError: an unknown key (the nearest known is named), a value of another type or out of range.
@@ -286,6 +287,8 @@ class RunConfig:
         method: Any = _object(values, "method") if "method" in values else {}
         if set(SLOTS) <= set(method):
             method = flat_json(method) if as_options else MethodConfig.from_json(method)
+        elif as_options:
+            raise UsageError(_NO_MODEL)
         return cls(**found, method=method)
 
     @classmethod
