@@ -1,3 +1,8 @@
 """What the decoder must predict: one target a file."""
 
-KINDS = {"pixels": "pixels.PixelTarget", "low_pass": "low_pass.LowPassTarget", "hog": "hog.HogTarget"}
+KINDS = {
+    "pixels": "pixels.PixelTarget",
+    "low_pass": "low_pass.LowPassTarget",
+    "hog": "hog.HogTarget",
+    "features": "features.FeatureTarget",
+}
