@@ -40,6 +40,15 @@ def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     in_float32(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def _own_components_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Components that a test registers are gone after it."""
+    from mae.core import kinds
+
+    for room, known in kinds._registered.items():
+        monkeypatch.setitem(kinds._registered, room, dict(known))
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MB."""

@@ -2,8 +2,9 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ import torch
 import mae
 from mae.cli import main
 from mae.config import as_flags
+from mae.core.component import Count, Weight
+from mae.core.contracts import Term
+from mae.core.kinds import _registered
 from mae.errors import UsageError
 from mae.training.log import loss_rows, read_rows
 
@@ -55,6 +59,23 @@ def test_resuming_a_finished_run_changes_nothing(finished: Path):
     assert mae.pretrain(out=finished, resume=True, quiet=True).finished
     after = weights(finished)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other(Term):
+    """A term of another package."""
+
+    kind: ClassVar[str] = "other"
+
+    weight: Weight = 0.1
+    """How much it counts."""
+    width: Count = 3
+    """An option."""
+
+
+def test_a_package_with_another_term_may_come_between(finished: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(_registered, "terms", {"other": Other})
+    assert mae.pretrain(out=finished, resume=True, quiet=True).finished
 
 
 def test_a_resumed_run_refuses_other_options(finished: Path):
