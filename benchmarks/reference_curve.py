@@ -5,7 +5,7 @@
     python benchmarks/reference_curve.py runs/demo-0 runs/demo-1 --hardware "2 cores of an AMD EPYC" \\
         --out src/mae/recipes/curves/demo.json
 
-The reconstruction term over samples seen, mean and deviation over the seeds, at 60 places or fewer. Each place holds
+The reconstruction term over samples seen, mean and std over the seeds, at 60 places or fewer. Each place holds
 the mean over the samples since the place before, so runs whose rows stand at other steps, such as one that was stopped
 and went on, are averaged all the same.
 """
@@ -62,7 +62,7 @@ def reference_curve(folders: Sequence[Path], *, hardware: str) -> ReferenceCurve
         seeds=tuple(config.optim.seed for config in configs),
         samples=tuple(samples.tolist()),
         loss=_rounded(losses.mean(axis=0)),
-        deviation=_rounded(losses.std(axis=0, ddof=1)),
+        std=_rounded(losses.std(axis=0, ddof=1)),
         mae_version=__version__,
         hardware=hardware,
         date=max(end["finished_at"] for end in ends)[:10],
@@ -99,9 +99,7 @@ def main() -> None:
         parser.error(str(error))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     records.write_json(args.out, records.to_json(curve))
-    print(
-        f"{curve.label}: {len(curve.samples)} points, loss {curve.loss[-1]:.4g} ± {curve.deviation[-1]:.2g} at the end"
-    )
+    print(f"{curve.label}: {len(curve.samples)} points, loss {curve.loss[-1]:.4g} ± {curve.std[-1]:.2g} at the end")
 
 
 if __name__ == "__main__":

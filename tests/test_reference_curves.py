@@ -34,7 +34,7 @@ def curve(**changes) -> ReferenceCurve:
         "seeds": (0, 1),
         "samples": (100, 200, 300),
         "loss": (0.9, 0.6, 0.5),
-        "deviation": (0.1, 0.02, 0.0),
+        "std": (0.1, 0.02, 0.0),
         "mae_version": "0.1.0",
         "hardware": "two cores",
         "date": "2026-01-02",
@@ -121,11 +121,11 @@ def test_other_training_is_told_and_nothing_else(stored):
         ({"seeds": (0,)}, "two or more"),
         ({"seeds": (0, 1, 1)}, "each once"),
         ({"loss": (0.9, 0.6)}, "as many of each"),
-        ({"samples": (), "loss": (), "deviation": ()}, "1 to 60"),
+        ({"samples": (), "loss": (), "std": ()}, "1 to 60"),
         ({"samples": (100, 100, 300)}, "do not rise"),
         ({"samples": (0, 100, 300)}, "do not rise"),
         ({"loss": (0.9, float("nan"), 0.5)}, "not finite"),
-        ({"deviation": (0.1, -0.1, 0.0)}, "below 0"),
+        ({"std": (0.1, -0.1, 0.0)}, "below 0"),
         ({"config": {**kept_config(DEMO), "source": "/home/me/photos"}}, "files of one's own"),
         ({"config": {**kept_config(DEMO), "recipe": "/home/me/config.json"}}, "one of the package"),
     ],
@@ -160,7 +160,7 @@ def test_the_curve_is_the_mean_of_the_runs_wherever_their_rows_stand(tmp_path):
     assert found.samples == tuple(every_ten) and found.seeds == (0, 1) and found.date == "2026-03-02"
     means = [1.5 - (end - 5.5) / 1000 for end in every_ten]  # of the whole numbers in each stretch
     np.testing.assert_allclose(found.loss, means, rtol=2e-4)  # rows of 247 and 250 blur 3 samples' slope
-    np.testing.assert_allclose(found.deviation, [0.5**0.5] * 60, rtol=5e-4)
+    np.testing.assert_allclose(found.std, [0.5**0.5] * 60, rtol=5e-4)
     assert found.config == kept_config(DEMO)
 
 
@@ -174,7 +174,7 @@ def test_many_rows_become_sixty_points_with_the_same_mean(tmp_path):
     widths = np.diff([0, *found.samples])
     true = np.mean([1 / (1 + place) for place in range(1400)])
     assert np.average(found.loss, weights=widths) == pytest.approx(true, rel=1e-4)
-    assert max(found.deviation) == 0
+    assert max(found.std) == 0
 
 
 def test_runs_that_are_not_alike_are_refused(tmp_path):

@@ -24,7 +24,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plan_and_its_command_are_shown(capsys: pytest.CaptureFixture[str]):
     assert main(TINY) == 0
     shown = capsys.readouterr().out
-    for part in ("1,438 of 8x8 pixels", "400 steps of 8, 17", "images/s", "an epoch", "GB", "1 part(s) x 8", "advice"):
+    for part in (
+        "1,438 of 8x8 pixels",
+        "400 steps of 8, 17",
+        "images/s",
+        "an epoch",
+        "GB",
+        "1 micro-batch(es) x 8",
+        "advice",
+    ):
         assert part in shown, part
     assert shown.splitlines()[-1].startswith("mae pretrain builtin:digits --model mae_vit_lesson_patch4")
 

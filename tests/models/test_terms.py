@@ -1,5 +1,6 @@
 """The further terms of the loss, as a model puts them together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -139,7 +140,7 @@ class Ids(Target):
 
     kind: ClassVar[str] = "ids"
 
-    def width(self, layout: Layout) -> int:
+    def width(self, layout: Layout, gives: Mapping[str, int] | None = None) -> int:
         return 1
 
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
-    "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of hidden patches, or fill a hole"),
+    "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of masked patches, or fill a hole"),
     "import": (
         "mae.cli.import_weights",
         "take in weights of the official MAE, timm and others, by file or by name",

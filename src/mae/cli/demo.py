@@ -29,7 +29,7 @@ def demo(out: Path | None = None, steps: int | None = None) -> int:
     result = run_pretraining(config, given=(), resume=False, console=console)
     if not result.finished:
         return stopped(console, result)
-    console.print("\nWhich photograph is a square cut from? The squares that are judged were never trained on.")
+    console.print("\nWhich photograph is a square cut from? The squares to be recognised were never trained on.")
     evaluate("knn", result.folder, data=config.source, data_root=config.machine.data_root, ks=[20])
     console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
     return 0

@@ -85,8 +85,8 @@ def show(console: "Console", prepared: "RunContext", plan: "Plan") -> None:
         ("memory", f"{_gigabytes(plan.peak_bytes)} a step, of {_gigabytes(plan.available_bytes)} that are free"),
         (
             "batch",
-            f"{config.optim.batch_size} = {config.machine.accumulate} part(s) x {plan.part_size}; {fits} would fit "
-            "at once",
+            f"{config.optim.batch_size} = {config.machine.accumulate} micro-batch(es) x {plan.part_size}; "
+            f"{fits} would fit at once",
         ),
         *(("advice" if number == 0 else "", text) for number, text in enumerate(plan.advice)),
     ]

@@ -265,7 +265,7 @@ def find_init_weights(config: RunConfig, world: World) -> InitWeights | None:
 
 
 def total_steps(config: RunConfig, num_images: int) -> int:
-    """Optimizer steps of a settled run."""
+    """Optimizer steps of a resolved run."""
     if config.optim.steps is not None:
         return config.optim.steps
     assert config.optim.epochs is not None
@@ -279,19 +279,19 @@ def num_held_out(config: RunConfig, num_images: int) -> int:
 
 
 def warmup_steps(config: RunConfig, num_images: int) -> float:
-    """Steps of a settled run in which the rate rises: a tenth of them unless it was told otherwise."""
+    """Steps of a resolved run in which the rate rises: a tenth of them unless it was told otherwise."""
     if config.optim.warmup_epochs is None:
         return 0.1 * total_steps(config, num_images)
     return config.optim.warmup_epochs * steps_per_epoch(config, num_images)
 
 
 def steps_per_epoch(config: RunConfig, num_images: int) -> int:
-    """Whole batches in a pass over the images of a settled run that are trained on."""
+    """Whole batches in a pass over the images of a resolved run that are trained on."""
     return (num_images - num_held_out(config, num_images)) // images_per_step(config)
 
 
 def images_per_step(config: RunConfig) -> int:
-    """Different images in a batch of a settled run; each is in it as often as the run has views of it."""
+    """Different images in a batch of a resolved run; each is in it as often as the run has views of it."""
     assert config.optim.batch_size is not None
     return config.optim.batch_size // config.data.repeated_aug
 
@@ -524,7 +524,7 @@ def _check_apart(folder: Path, source: str) -> None:
 
 
 def default_place(config: RunConfig) -> tuple[Path, str]:
-    """Where the folder of a settled run is made where none is told, and its name but for a number."""
+    """Where the folder of a resolved run is made where none is told, and its name but for a number."""
     assert config.model is not None
     return Path("runs"), f"{source_stem(config.source)}-{config.model.removeprefix('mae_vit_')}"
 

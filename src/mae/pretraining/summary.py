@@ -108,7 +108,7 @@ def _describe_held_out(prepared: RunContext) -> str:
 
 def _describe_statistics(prepared: RunContext) -> str:
     mean, std = (" ".join(f"{v:.3f}" for v in values.tolist()) for values in prepared.statistics())
-    return f"mean {mean}, deviation {std} (of {prepared.config.data.statistics})"
+    return f"mean {mean}, std {std} (of {prepared.config.data.statistics})"
 
 
 def _describe_crops(prepared: RunContext) -> str:
@@ -145,7 +145,9 @@ def _describe_baselines(prepared: RunContext, baselines: TrivialBaselines) -> st
 
 def _describe_batch(prepared: RunContext) -> str:
     config = prepared.config
-    parts = f"{prepared.world.size} process(es) x {config.machine.accumulate} part(s) x {prepared.part_size} images"
+    parts = (
+        f"{prepared.world.size} process(es) x {config.machine.accumulate} micro-batch(es) x {prepared.part_size} images"
+    )
     views = "" if config.data.repeated_aug == 1 else f", {config.data.repeated_aug} crops of each image"
     return f"{config.optim.batch_size} = {parts}{views}"
 
@@ -173,8 +175,8 @@ def _describe_threads() -> str:
 
 def _describe_watching(prepared: RunContext) -> str:
     lent = prepared.config.evaluation.monitor
-    judged = "" if lent is None else f"; k-NN and probe on {lent}, looked at alone"
-    return f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{judged}"
+    evaluated = "" if lent is None else f"; k-NN and probe on {lent}, looked at alone"
+    return f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{evaluated}"
 
 
 def summarise(prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines) -> dict[str, Any]:

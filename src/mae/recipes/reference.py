@@ -50,7 +50,7 @@ class ReferenceCurve:
         seeds: of the runs, two or more.
         samples: seen, rising; the last is the run's end. At most 60 points.
         loss: the reconstruction term at each point: mean over the samples since the point before, then over the seeds.
-        deviation: sample deviation over the seeds, point by point.
+        std: sample std over the seeds, point by point.
         mae_version: that made the curve.
         hardware: the runs were made on.
         date: of the last run's end.
@@ -65,7 +65,7 @@ class ReferenceCurve:
     seeds: tuple[int, ...]
     samples: tuple[int, ...]
     loss: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     mae_version: str
     hardware: str
     date: str
@@ -73,13 +73,13 @@ class ReferenceCurve:
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < 2 or len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"a reference of seeds {list(self.seeds)}; expected two or more, each once")
-        points = (len(self.samples), len(self.loss), len(self.deviation))
+        points = (len(self.samples), len(self.loss), len(self.std))
         if len(set(points)) > 1 or not 1 <= points[0] <= MOST_POINTS:
             raise UsageError(f"a reference of {points} points; expected as many of each, 1 to {MOST_POINTS}")
         if any(before >= after for before, after in pairwise((0, *self.samples))):
             raise UsageError("samples of a reference that do not rise; expected each above the one before")
-        if not all(map(isfinite, (*self.loss, *self.deviation))) or min(self.deviation) < 0:
-            raise UsageError("a reference with losses that are not finite or deviations below 0")
+        if not all(map(isfinite, (*self.loss, *self.std))) or min(self.std) < 0:
+            raise UsageError("a reference with losses that are not finite or a std below 0")
         self._check_origin()
 
     def _check_origin(self) -> None:
@@ -109,14 +109,14 @@ class ReferenceCurve:
         return f"recipe {self.config['recipe']}, {len(self.seeds)} seeds"
 
     def line(self, until: float) -> Line | None:
-        """The curve as far as a run of `until` samples goes, its band one deviation up and down.
+        """The curve as far as a run of `until` samples goes, its band one std up and down.
 
         None where such a run ends before the first point.
         """
         count = sum(place <= until for place in self.samples)
         if not count:
             return None
-        pairs = list(zip(self.loss, self.deviation, strict=True))[:count]
+        pairs = list(zip(self.loss, self.std, strict=True))[:count]
         band = [loss - spread for loss, spread in pairs], [loss + spread for loss, spread in pairs]
         return Line(label=f"reference: {self.label}", x=self.samples[:count], y=self.loss[:count], band=band)
 

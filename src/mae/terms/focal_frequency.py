@@ -28,7 +28,7 @@ class FocalFrequencyError(Term):
     of the error is all that is needed.
 
     By default the image is put together first: the true pixels stand on visible patches, so the error is 0
-    there and gradients reach hidden patches alone. With `raw` the decoder's picture is judged as it is,
+    there and gradients reach masked patches alone. With `raw` the decoder's picture is compared as it is,
     visible patches included.
     """
 

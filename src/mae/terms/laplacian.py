@@ -36,8 +36,8 @@ class LaplacianError(Term):
 
     At the rim of a hidden patch the kernel reads its neighbours. By default these are the true pixels of a
     visible patch, as in the picture that is put together from both: a step between the predicted and the true
-    patch (a seam) counts, and gradients reach hidden patches alone. With `raw` they are what the decoder
-    predicts for the visible patch, which no other term trains: the prediction is judged as one image, a seam
+    patch (a seam) counts, and gradients reach masked patches alone. With `raw` they are what the decoder
+    predicts for the visible patch, which no other term trains: the prediction is compared as one image, a seam
     to the true pixels is not seen, and gradients flow into those predictions as well.
     """
 

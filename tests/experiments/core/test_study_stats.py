@@ -87,8 +87,8 @@ def test_no_verdict():
     assert one.mean == pytest.approx(0.06)
     assert none == Difference(mean=None, low=None, high=None, pairs=0, verdict="no verdict: no seed in common")
     shifted = {seed: value + 0.1 + 0.001 * seed for seed, value in A.items()}
-    assert judged(shifted).verdict == "better" and judged(shifted, LOSS).verdict == "not judged"
-    assert judged({0: 0.5}, LOSS).verdict == "not judged"
+    assert judged(shifted).verdict == "better" and judged(shifted, LOSS).verdict == "not compared"
+    assert judged({0: 0.5}, LOSS).verdict == "not compared"
 
 
 def test_equal_differences_give_no_verdict():
@@ -115,8 +115,8 @@ def test_equal_differences_give_no_verdict():
     ({0: 0.43}, PROBE, "linear probe, top-1: no verdict: one seed; improved differs by -1.0 points"),
     ({}, PROBE, "linear probe, top-1: no verdict: not measured with the same seed in improved and original"),
     ({0: 0.45, 1: 0.47, 2: 0.47}, LOSS,
-     "loss at 50 %: not judged; improved differs by +0.017 (95 % interval 0.0023 to 0.031, 3 seeds)"),
-    ({0: 0.45}, LOSS, "loss at 50 %: not judged; improved differs by +0.010"),
+     "loss at 50 %: not compared; improved differs by +0.017 (95 % interval 0.0023 to 0.031, 3 seeds)"),
+    ({0: 0.45}, LOSS, "loss at 50 %: not compared; improved differs by +0.010"),
 ])  # fmt: skip
 def test_sentence(other, metric, text):
     assert said(other, metric) == text

@@ -8,7 +8,7 @@ _VALUES = 1 << 20
 """Numbers processed at a time: in 64 bits a whole image of 64 million pixels would take gigabytes."""
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Number of values that are not NaN, their mean and sum of squared deviations, of each channel `[C]`."""
+"""Number of values that are not NaN, their mean and sum of squared differences from it, of each channel `[C]`."""
 
 
 def no_moments(channels: int) -> Moments:

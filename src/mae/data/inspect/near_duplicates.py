@@ -68,7 +68,7 @@ def outline(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Float32
         image: pixels in any scale; NaN stands for no measurement.
 
     Returns:
-        The waves. Their length is the deviation of the image that they make up, in the pixels' units.
+        The waves. Their length is the std of the image that they make up, in the pixels' units.
     """
     scale = 1.0
     if image.is_floating_point():  # values near the type's limits would overflow on the way

@@ -14,7 +14,7 @@ from mae.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrivialBaselines:
-    """Reconstruction losses of trivial predictors: over hidden patches, by their weight.
+    """Reconstruction losses of trivial predictors: over masked patches, by their weight.
 
     Attributes:
         zero: predict 0 everywhere; squared, on norm-pix targets of P values (P - 1) / P, less where patches are flat.

@@ -21,7 +21,7 @@ Verdict = Literal[
     "no verdict: one seed",
     "no verdict: no seed in common",
     "no verdict: all seeds differ alike",
-    "not judged",
+    "not compared",
 ]
 
 
@@ -101,7 +101,7 @@ def compare(reference: Mapping[int, float], other: Mapping[int, float], metric: 
 
 def _verdict(low: float | None, high: float | None, pairs: int, metric: Metric) -> Verdict:
     if metric.better is None:
-        return "not judged"
+        return "not compared"
     if low is None or high is None:
         return "no verdict: one seed" if pairs else "no verdict: no seed in common"
     if low <= 0 <= high:

@@ -16,7 +16,7 @@ from mae.randomness import Stream, drawing_from, uniform
 
 _OPERATIONS, _OPERATION_PROBABILITY = 2, 0.5
 _LEVELS = 100  # the strongest of RandAugment's levels
-_LEVEL_MEAN, _LEVEL_SPREAD = 90, 5  # magnitude 9 and its deviation 0.5 on timm's scale of ten
+_LEVEL_MEAN, _LEVEL_SPREAD = 90, 5  # magnitude 9 and its std 0.5 on timm's scale of ten
 _GREY = 128
 
 
@@ -150,7 +150,7 @@ def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H
     """Up to two random changes of colour or geometry (RandAugment, Cubuk et al. 2020), as near to timm as can be.
 
     Stands for timm's `rand-m9-mstd0.5-inc1`, which MAE is fine-tuned with: two operations, each applied by a fair
-    coin at a strength of 0.9 of its range, with a normal deviation of 0.05, by Pillow with bicubic interpolation.
+    coin at a strength of 0.9 of its range, with a std of 0.05, by Pillow with bicubic interpolation.
     The operations are torchvision's. So there is an identity among them and neither `invert` nor `solarize-add`,
     `posterize` keeps 4 bits at strength 0.9 rather than 1, and what is moved in from outside is grey rather than
     ImageNet's mean colour.

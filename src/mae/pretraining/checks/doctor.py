@@ -158,7 +158,7 @@ def refuse(diagnosis: Diagnosis) -> None:
     """
     if diagnosis.fatal:
         told = "; ".join(f"{finding.name}: {finding.value} ({finding.advice})" for finding in diagnosis.fatal)
-        raise MAEError(f"this run would be worthless: {told}. Put it right; --skip-doctor begins it nevertheless")
+        raise MAEError(f"this run would be worthless: {told}. Put it right; --no-doctor begins it all the same")
 
 
 def _subject(prepared: RunContext, model: MaskedAutoencoder) -> Subject:

@@ -1,4 +1,4 @@
-"""Checks of a model before its run: that it is masked, judged and trained as it says.
+"""Checks of a model before its run: that it is masked, compared and trained as it says.
 
 Each check is a function of a `Subject` and says what it found in one line, with its number. What changes the model
 works on a copy. They catch faults by which nothing crashes and the result is worthless.
@@ -136,7 +136,7 @@ def check_encoder_is_blind(subject: Subject) -> Finding:
         seen, again = (model.encoder(images, plan).tokens for images in (subject.images, noisy))
     change = float((seen - again).abs().max())
     value = f"features change by {change:.1g} when hidden pixels are noise"
-    return _finding("encoder sees visible patches only", change == 0, value, "hidden patches leak into the encoder")
+    return _finding("encoder sees visible patches only", change == 0, value, "masked patches leak into the encoder")
 
 
 def check_encode(subject: Subject) -> Finding:
@@ -151,7 +151,7 @@ def check_encode(subject: Subject) -> Finding:
 
 
 def check_gradient(subject: Subject) -> Finding:
-    """The loss asks for hidden patches, and for nothing else."""
+    """The loss asks for masked patches, and for nothing else."""
     model = subject.copied()
     output = model(subject.images, mask=subject.plan().hidden)
     output.prediction.retain_grad()
@@ -161,7 +161,7 @@ def check_gradient(subject: Subject) -> Finding:
     hidden = output.plan.hidden
     asked, unasked = int((slope[hidden] > 0).sum()), int((slope[~hidden] > 0).sum())
     value = (
-        f"asks for {asked} of {int(hidden.sum())} hidden patches and for {unasked} of {int((~hidden).sum())} visible"
+        f"asks for {asked} of {int(hidden.sum())} masked patches and for {unasked} of {int((~hidden).sum())} visible"
     )
     raw = any(term.predicts_visible for term in model.terms)
     right = asked == int(hidden.sum()) and (raw or unasked == 0)
@@ -202,7 +202,7 @@ def check_target(subject: Subject) -> Finding:
     batch = Batch(x=subject.images, tokenizer=subject.model.tokenizer)
     target = subject.model.target(batch, plan.predicted, subject.model.taught(batch)).float()
     flat = float((target.var(dim=-1) < 1e-4).float().mean())
-    value = f"std {float(target.std()):.3g}; {flat:.0%} of the hidden patches are flat"
+    value = f"std {float(target.std()):.3g}; {flat:.0%} of the masked patches are flat"
     finding = _finding("target", flat < 0.9, value, "the images are constant, or normalised away: look at the data")
     if finding.level == "ok" and flat > 0.5:
         return Finding(name="target", level="warn", value=value, advice="most of what is to be predicted is flat")

@@ -169,7 +169,7 @@ class _HeldOut:
 
 
 class _Labelled:
-    """The labelled images that were lent, kept in memory: some to learn from, some to be judged by."""
+    """The labelled images that were lent, kept in memory: some to learn from, some to be evaluated on."""
 
     what = "k-NN and probe"
 

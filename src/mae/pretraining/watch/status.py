@@ -267,7 +267,7 @@ def _with_reference(state: RunState, config: RunConfig, samples: int) -> RunStat
         return state
     otherwise = curve.differences(config)
     note = (
-        f"Grey: {curve.label}, mean and deviation; {curve.config['model']} on {curve.config['source']}, "
+        f"Grey: {curve.label}, mean and std; {curve.config['model']} on {curve.config['source']}, "
         f"mae {curve.mae_version}, {curve.hardware}, {curve.date}."
     )
     if otherwise:
