@@ -93,7 +93,7 @@ def test_flags_reach_the_configuration():
     args = (
         "photos --model mae_vit_small --img-size 96x128 --patch-size 4x8 --in-chans 1 --mask-ratio 0.5 --steps 7 "
         "--batch-size 32 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 2 --clip-grad 2 --precision fp32 --compile "
-        "--workers 3 --seed 4 --out there --no-norm-pix-loss --cls-token False --pos-embed learned"
+        "--workers 3 --seed 4 --out there --no-norm-pix-loss --no-cls-token --pos-embed learned"
     )
     config, given, resume, gpus = parse(args.split())
     assert not resume and gpus is None
@@ -127,6 +127,8 @@ def test_the_options_of_a_chosen_kind_are_offered(capsys: pytest.CaptureFixture[
         "target": "low_pass", "target_cutoff": 0.25, "focal_frequency": 0.5, "focal_frequency_alpha": 2.0
     }  # fmt: skip
     assert config.optim.betas == (0.9, 0.99) and "target_cutoff" in given
+    config, _, _, _ = parse(["photos", "--decoder", "linear", "--encoder-mask-tokens"])
+    assert config.method == {"decoder": "linear", "encoder_mask_tokens": True}
     with pytest.raises(UsageError, match="--target-cutoff is an option of target low_pass; give --target low_pass too"):
         parse(["photos", "--target-cutoff", "0.25"])
     with pytest.raises(SystemExit):

@@ -163,6 +163,8 @@ def _component_flags(slots: Collection[str], flat: Mapping[str, Any]) -> list[_F
 def _flag(option: Option, flat: Mapping[str, Any]) -> _Flag:
     """An option as tyro takes it; one that its model decides is None until it is given."""
     default, undecided = flat.get(option.flat), _UNDECIDED.get(option.flat, "the model's")
+    if default is None and isinstance(option.default, bool):  # a switch all the same; it counts only where it is given
+        default = option.default
     return option.flat, _hint(option.type, default, help=option.help, undecided=undecided), default
 
 
