@@ -191,6 +191,7 @@ def test_uniformity_spreads_features_of_images_never_seen(form: str):
     assert mean_cosine(spread) < mean_cosine(plain) - 0.1
 
 
+@pytest.mark.slow
 def test_a_compiled_model_meets_few_lengths(tmp_path: Path):
     """A new length each step would be a new graph each step, until the compiler gives up on the model."""
     run_compiled(

@@ -20,6 +20,8 @@ from mae.errors import MAEError, UsageError
 from mae.pretraining.watch.status import read_state as read_watched
 from mae.training.checkpoint import check
 
+pytestmark = pytest.mark.slow
+
 Tensors = dict[str, Tensor]
 WEIGHT = "encoder.blocks.0.attn.qkv.weight"
 

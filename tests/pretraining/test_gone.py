@@ -15,6 +15,8 @@ from mae.cli import main
 from mae.errors import MAEError
 from mae.training.engine import Trainer
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., mae.PretrainResult]
 COUNT = 64
 

@@ -22,6 +22,8 @@ from mae.models.file import load_model
 from mae.models.presets import create_model
 from mae.training.run_folder import find_weights
 
+pytestmark = pytest.mark.slow
+
 CPU: dict[str, Any] = {"device": "cpu"}
 GAP = -9999.0
 

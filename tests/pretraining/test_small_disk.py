@@ -13,6 +13,8 @@ import mae
 from mae.training.checkpoint import check
 from mae.training.engine import Trainer
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
     "decoder_depth": 1, "batch_size": 16, "checkpoint_every": 2, "steps": 12, "device": "cpu", "workers": 0,
