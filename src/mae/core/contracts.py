@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mae.core.component import Component
-from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, take_tokens
 from mae.errors import UsageError
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Step:
         """The mean visible token of each row, float32."""
         tokens = self.encoded.tokens[:, self.encoded.num_prefix :]
         if self.encoded.places is None:  # mask tokens stand among them
-            tokens = tokens.gather(1, self.plan.visible.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+            tokens = take_tokens(tokens, self.plan.visible)
         return tokens.float().mean(dim=1)
 
     def masked_pixels(self) -> Tensor:

@@ -20,6 +20,11 @@ Grid = tuple[int, ...]
 """Lengths of the token grid's axes, `(h, w)`; always carried, never recovered from a square root."""
 
 
+def take_tokens(values: Float[Tensor, "B N P"], tokens: Int64[Tensor, "B M"]) -> Float[Tensor, "B M P"]:
+    """The values of the given tokens, by their numbers."""
+    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Sizes of a sample and of its tokens, over any number of axes.

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mae.core.contracts import Decoder
-from mae.core.types import Encoded, Layout, MaskPlan
+from mae.core.types import Encoded, Layout, MaskPlan, take_tokens
 from mae.layers.transformer import init_linears
 
 
@@ -41,4 +41,4 @@ class LinearDecoder(nn.Module):
     def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B M P"]:
         """Predict the tokens in `plan.predicted` from the encoder's last level, which has every token of the grid."""
         tokens = encoded.tokens[:, encoded.num_prefix :]
-        return self.pred(tokens.gather(1, plan.predicted.unsqueeze(-1).expand(-1, -1, tokens.shape[-1])))
+        return self.pred(take_tokens(tokens, plan.predicted))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mae.core.component import Alias, Depth, Epsilon, MlpRatio, Width, options_of
 from mae.core.contracts import Decoder
-from mae.core.types import Encoded, Grid, Layout, MaskPlan
+from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_tokens
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
@@ -105,5 +105,4 @@ class MAEDecoder(nn.Module):
             tokens = everywhere.scatter(1, encoded.places.unsqueeze(-1).expand_as(tokens), tokens)
         x = torch.cat([prefix, tokens + self.pos_embed(layout.grid)], dim=1)
         x = self.blocks(x)[:, lead:]
-        predicted = x.gather(1, plan.predicted.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        return self.pred(self.norm(predicted))
+        return self.pred(self.norm(take_tokens(x, plan.predicted)))

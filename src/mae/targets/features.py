@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mae.core.contracts import Batch, Target, Taught
-from mae.core.types import Layout
+from mae.core.types import Layout, take_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +30,4 @@ class FeatureTarget(Target):
         """Target values of the given tokens (None: every token in raster order), float32."""
         assert taught is not None
         values = taught["tokens"].float()
-        return values if tokens is None else values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+        return values if tokens is None else take_tokens(values, tokens)

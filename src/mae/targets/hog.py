@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mae.core.component import Count
 from mae.core.contracts import Batch, Target, Taught
-from mae.core.types import Layout
+from mae.core.types import Layout, take_tokens
 from mae.errors import UsageError
 
 _SOBEL = ((1.0, 0.0, -1.0), (2.0, 0.0, -2.0), (1.0, 0.0, -1.0))
@@ -61,9 +61,7 @@ class HogTarget(Target):
         cells = self.histograms(batch.x.float())  # [B, C, bins, rows of cells, columns of cells]
         patches = cells.unflatten(4, (columns, across)).unflatten(3, (rows, down))
         values = patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)
-        if tokens is None:
-            return values
-        return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+        return values if tokens is None else take_tokens(values, tokens)
 
     def histograms(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C bins h w"]:
         """The normalised histogram of each cell, in each channel."""

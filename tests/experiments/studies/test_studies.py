@@ -261,7 +261,7 @@ def test_commands_repeat_the_run(options: dict[str, Any], tmp_path: Path):
     config = recipe_config("default").override(
         {"source": "cifar10", "data_root": where, **options, "out": folder, "seed": 2}
     )
-    spec = EvalSpec(protocol="knn", options={"ks": [20], "comparators": False})
+    spec = EvalSpec(protocol="knn", options={"ks": [20], "baselines": False})
     job = Job(
         variant="a", seed=2, folder=folder, data="cifar10", data_root=where, device="cpu",
         evaluations=(spec,), config=config.to_json(),
@@ -271,7 +271,7 @@ def test_commands_repeat_the_run(options: dict[str, Any], tmp_path: Path):
     assert parse(shlex.split(train)[2:])[0] == config
     assert shlex.split(evaluate) == [
         "mae", "evaluate", "knn", str(folder), "--data", "cifar10", "--data-root", str(where), "--ks", "20",
-        "--no-comparators", "--seed", "2", "--device", "cpu",
+        "--no-baselines", "--seed", "2", "--device", "cpu",
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mae.core.contracts import Batch, Target, Taught, Tokenizer
-from mae.core.types import Grid, MaskPlan
+from mae.core.types import Grid, MaskPlan, take_tokens
 from mae.errors import UsageError
 
 
@@ -60,7 +60,7 @@ def measure_baselines(
         values = target(batch, taught=None if taught is None else taught(batch))  # [B, N, P]
         # Pixels have a mean for each channel; of other targets each value has its own.
         channels = layout.channels if target.to_pixels is not None else values.shape[-1]
-        true = _take(values, plan.predicted)
+        true = take_tokens(values, plan.predicted)
         size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
         mean = predict_mean_of_visible(values, plan, channels)
         for number, guess in enumerate(
@@ -83,7 +83,7 @@ def predict_mean_of_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, chan
         plan: which patches are visible and which are predicted.
         channels: number of channels.
     """
-    visible = _take(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
+    visible = take_tokens(values, plan.visible).unflatten(-1, (-1, channels))  # [B, V, p*q, C]
     mean = visible.nanmean(dim=(1, 2), keepdim=True)  # [B, 1, 1, C]
     return mean.expand(-1, plan.predicted.shape[1], visible.shape[2], -1).flatten(2)
 
@@ -102,8 +102,4 @@ def predict_nearest_visible(values: Float[Tensor, "B N P"], plan: MaskPlan, grid
     rows = plan.predicted.unsqueeze(2) // grid[1] - visible.unsqueeze(1) // grid[1]  # [B, M, V]
     columns = plan.predicted.unsqueeze(2) % grid[1] - visible.unsqueeze(1) % grid[1]
     nearest = (rows.square() + columns.square()).argmin(dim=2)  # whole numbers, and argmin takes the first
-    return _take(values, visible.gather(1, nearest))
-
-
-def _take(values: Float[Tensor, "B N P"], tokens: Tensor) -> Float[Tensor, "B M P"]:
-    return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+    return take_tokens(values, visible.gather(1, nearest))
