@@ -126,10 +126,10 @@ def _class(tree: ast.Module, name: str) -> ast.ClassDef:
 
 
 def _options(tree: ast.Module, node: ast.ClassDef, room: str, kind: str) -> Iterator[Option]:
-    """Those of base classes in the same file first."""
+    """Those of base classes first, which stand in the same file or are imported by their names from another."""
     for base in node.bases:
-        if isinstance(base, ast.Name) and any(isinstance(n, ast.ClassDef) and n.name == base.id for n in tree.body):
-            yield from _options(tree, _class(tree, base.id), room, kind)
+        if isinstance(base, ast.Name) and (there := _tree_of(base.id, tree)) is not None:
+            yield from _options(there, _class(there, base.id), room, kind)
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or ast.unparse(statement.annotation).startswith("ClassVar"):
             continue
@@ -143,6 +143,16 @@ def _options(tree: ast.Module, node: ast.ClassDef, room: str, kind: str) -> Iter
             default=MISSING if statement.value is None else ast.literal_eval(statement.value),
             help=_text(following),
         )
+
+
+def _tree_of(name: str, tree: ast.Module) -> ast.Module | None:
+    """The file in which a class stands that another file defines or imports; None: neither."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return tree
+        if isinstance(node, ast.ImportFrom) and node.module and any(each.name == name for each in node.names):
+            return _parsed(node.module)
+    return None
 
 
 def _text(following: ast.stmt | None) -> str:

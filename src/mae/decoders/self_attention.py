@@ -1,37 +1,24 @@
 """The light transformer of the paper: mask tokens and encoded ones look at each other."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mae.core.component import Alias, Depth, Epsilon, MlpRatio, Width, options_of
-from mae.core.contracts import Decoder
+from mae.core.component import options_of
 from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_tokens
+from mae.decoders.transformer import TransformerDecoder
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfAttention(Decoder):
+class SelfAttention(TransformerDecoder):
     """Every token sees every other (He et al. 2021, section 3, "MAE decoder")."""
 
     kind: ClassVar[str] = "self"
-
-    embed_dim: Width = 512
-    """Width of the decoder's tokens."""
-    depth: Depth = 8
-    """Blocks of the decoder."""
-    num_heads: Width = 16
-    """Attention heads of the decoder."""
-    mlp_ratio: Annotated[MlpRatio, Alias("mlp_ratio")] = 4.0
-    """Hidden width of the MLPs over the token width."""
-    norm_eps: Annotated[Epsilon, Alias("norm_eps")] = 1e-06
-    """Added to the variance in every layer norm."""
-    pos_embed: Annotated[Literal["sincos2d", "learned"], Alias("pos_embed")] = "sincos2d"
-    """sincos2d: fixed positions, for any image size. learned: trained ones, for one size."""
 
     def build(
         self, *, encoder: Any, layout: Layout, num_outputs: int, activation_checkpointing: bool = False
