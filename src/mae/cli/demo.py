@@ -6,7 +6,7 @@ import tyro
 
 
 def run(args: list[str]) -> int:
-    """Pre-train on the embedded photographs, then judge the features and name the pictures."""
+    """Pre-train on the embedded photographs, then evaluate the features and name the pictures."""
     return tyro.cli(demo, args=args, prog="mae demo")
 
 

@@ -97,7 +97,7 @@ class ImageClassifier(PretrainedEncoder):
     def forward(
         self, images: Float[Tensor, "B C H W"], target: Float[Tensor, "B K"] | Int64[Tensor, " B"]
     ) -> ClassifierOutput:
-        """Classify and judge by smoothed cross-entropy, in float32.
+        """Classify and compare by smoothed cross-entropy, in float32.
 
         Args:
             images: normalised images.

@@ -167,7 +167,7 @@ def _subject(prepared: RunContext, model: MaskedAutoencoder) -> Subject:
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())
     return Subject(
         model=model,
-        images=images.nan_to_num(nan=0.0),  # the checks judge the model: gaps in the data would count against it
+        images=images.nan_to_num(nan=0.0),  # the checks are of the model: gaps in the data would count against it
         numbers=prepared.trained,
         seed=config.optim.seed,
         mask_ratio=prepared.method.mask.ratio,

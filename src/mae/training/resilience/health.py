@@ -63,12 +63,12 @@ class Health:
 class LossSpike:
     """The loss jumps far above what it was.
 
-    Far: above the median of the last rows by half of it and by six of their usual deviations, which chance alone
+    Far: above the median of the last rows by half of it and by six of their usual spreads, which chance alone
     exceeds less than once in a hundred million rows.
     """
 
     name = "loss spike"
-    _ROWS, _LEAST, _DEVIATIONS, _SHARE = 20, 10, 6.0, 0.5
+    _ROWS, _LEAST, _SPREADS, _SHARE = 20, 10, 6.0, 0.5
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=self._ROWS)
@@ -84,8 +84,8 @@ class LossSpike:
         if len(before) < self._LEAST or self._quiet:
             return None
         usual = median(before)
-        deviation = 1.4826 * median(abs(value - usual) for value in before)  # of a normal distribution
-        if loss <= usual + max(self._DEVIATIONS * deviation, self._SHARE * abs(usual)):
+        spread = 1.4826 * median(abs(value - usual) for value in before)  # of a normal distribution
+        if loss <= usual + max(self._SPREADS * spread, self._SHARE * abs(usual)):
             return None
         self._quiet = self._ROWS  # one jump is told once
         return (
