@@ -129,7 +129,7 @@ def test_a_decided_model_comes_back_from_json_with_components_of_every_slot():
     [
         ("clip_grad", None, ["--clip-grad", "None"]),
         ("compile", False, ["--no-compile"]),
-        ("cls_token", False, ["--cls-token", "False"]),
+        ("cls_token", False, ["--no-cls-token"]),
         ("img_size", [96, 128], ["--img-size", "96x128"]),
         ("betas", (0.9, 0.95), ["--betas", "0.9", "0.95"]),
         ("epochs", 20.0, ["--epochs", "20"]),

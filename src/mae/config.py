@@ -337,7 +337,7 @@ def as_flags(name: str, value: Any) -> list[str]:
         name: flat name of an option of a run, or of another one.
         value: as the field has it, or as JSON has it.
     """
-    if isinstance(value, bool) and flat_defaults({}).get(name, False) is not None:  # else typed with its value
+    if isinstance(value, bool):
         return [as_flag(name) if value else as_flag(f"no_{name}")]
     if isinstance(value, tuple | list):
         joint = {"img_size": "x", "patch_size": "x", "channels": ","}.get(name)

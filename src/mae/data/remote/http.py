@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -185,7 +186,10 @@ def _filesystem(protocol: str) -> Any:
     if key not in _filesystems:
         try:
             _filesystems[key] = _translated(partial(_opened, protocol))
-            atexit.register(_leaving.set)  # runs before what fsspec has registered
+            # fsspec closes connections by finalizers. The first one of a program registers when all of them run, and
+            # what is registered later runs earlier: so there must be one before this.
+            weakref.finalize(_filesystems[key], lambda: None)
+            atexit.register(_leaving.set)
         except ImportError as error:
             raise UsageError(f"{protocol}:// needs extra packages: pip install 'openmae[remote]'") from error
     return _filesystems[key]
