@@ -6,7 +6,7 @@ file, imports it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class ProtocolResult:
         note: what a reader must know beside the table.
         ranking: `[m, r]`, for each test image the classes by falling score, best first; for the confusion matrix.
         ranked_by: which of the table's scores the ranking belongs to; empty where there is only one.
+        baselines: `[m]` for each baseline, by its name: the classes that it gives the test images.
         curve: how training went, one mapping a row.
         variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
     """
@@ -37,6 +38,7 @@ class ProtocolResult:
     note: str = ""
     ranking: "Tensor | None" = None
     ranked_by: str = ""
+    baselines: "Mapping[str, Tensor]" = field(default_factory=dict)
     curve: tuple[Mapping[str, float], ...] = ()
     variant: str = ""
 
@@ -77,3 +79,20 @@ class EvaluationProtocol(ABC):
 def headline(by_name: Mapping[str, Any]) -> str:
     """The feature whose number stands for a model: the mean of the patch tokens where there is one."""
     return "mean" if "mean" in by_name else next(iter(by_name))
+
+
+def against_baselines(
+    rankings: "Mapping[str, Mapping[str, Tensor]]",
+) -> "tuple[Tensor, str, dict[str, Tensor]]":
+    """What stands for a model and what for its baselines.
+
+    Args:
+        rankings: `[m, r]` of each contender, by its name, and of each of its features.
+
+    Returns:
+        The model's ranking by its headline feature, that feature's name, and the classes `[m]` by each baseline's.
+    """
+    ours = rankings[THIS_MODEL]
+    name = headline(ours)
+    others = {who: of[headline(of)][:, 0] for who, of in rankings.items() if who != THIS_MODEL}
+    return ours[name], name, others

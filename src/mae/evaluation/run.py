@@ -18,8 +18,9 @@ from mae.evaluation import protocols
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
-from mae.evaluation.common.record import Evaluation, digest_of, hardware, versions, write_record
+from mae.evaluation.common.record import Evaluation, digest_of, hardware, versions, write_csv, write_record
 from mae.evaluation.common.task import LabelledTask, UnlabelledTask
+from mae.evaluation.common.verdict import COMMONEST, Verdict, overall, verdict_of
 from mae.evaluation.extractors.extractor import show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
@@ -147,10 +148,13 @@ class Evaluator:
         facts = {"model": self.extractor.name, "source": self._spec, **self.labelled_task().facts()}
         if near := warning(count_near_copies(self.labelled_task())):
             facts["near copies"] = near
-        sections = [self._section(kind()) for kind in protocols.PROTOCOLS if kind.cheap]
+        verdicts: dict[str, Verdict] = {}
+        sections = [self._section(kind(), verdicts) for kind in protocols.PROTOCOLS if kind.cheap]
+        answer = overall(verdicts)
+        self._print(answer, style="bold")
         page = self.folder / "evaluation" / "index.html"
         title = f"How good are the features of {self.extractor.name}?"
-        named = [(name, str(value)) for name, value in facts.items()]
+        named = [(name, str(value)) for name, value in {"answer": answer, **facts}.items()]
         self.world.from_main(lambda: write_page(page, title=title, facts=named, sections=sections))
         return page
 
@@ -198,18 +202,20 @@ class Evaluator:
             **images,
         )
 
-    def _section(self, protocol: EvaluationProtocol) -> Section:
-        """A protocol's part of the page; where it does not apply to the model, the reason."""
+    def _section(self, protocol: EvaluationProtocol, verdicts: dict[str, Verdict]) -> Section:
+        """A protocol's part of the page, and its verdict; where it does not apply to the model, the reason."""
         if reason := protocol.why_not(self.extractor):
             self._print(f"{protocol.title}: left out, {reason}.")
             return Section(title=protocol.title, text=f"Left out: {reason}.")
-        result, record = self._run(protocol)
+        result, record, verdict = self._run(protocol)
+        if verdict is not None:
+            verdicts[protocol.title] = verdict
         pictures = [self.folder / "evaluation" / picture for picture in record.pictures.values()]
         return Section(
             title=protocol.title, text=result.note, header=result.header, rows=result.rows, pictures=pictures
         )
 
-    def _run(self, protocol: EvaluationProtocol) -> tuple[ProtocolResult, Evaluation]:
+    def _run(self, protocol: EvaluationProtocol) -> tuple[ProtocolResult, Evaluation, Verdict | None]:
         if reason := protocol.why_not(self.extractor):
             raise UsageError(reason)
         began = time.monotonic()
@@ -218,6 +224,7 @@ class Evaluator:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), explained_memory_failure(_LESS_MEMORY):
             result = protocol.run(task)
         labelled = task if isinstance(task, LabelledTask) else None
+        verdict = None if labelled is None else verdict_of(labelled, result)
         stem = f"{protocol.name}-{result.variant}" if result.variant else protocol.name
         path = self.folder / "evaluation" / f"{stem}.json"
         record = Evaluation(
@@ -230,6 +237,7 @@ class Evaluator:
             result=result.numbers,
             chance=1 / labelled.num_classes if labelled else None,
             majority=labelled.majority() if labelled else None,
+            verdict=None if verdict is None else verdict.to_json(),
             near_copies=accuracy_without_near_copies(labelled, result) if labelled else None,
             pictures=self._draw(result, labelled, protocol.title, path) if labelled else {},
             seconds=time.monotonic() - began,
@@ -238,15 +246,16 @@ class Evaluator:
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         self.world.from_main(lambda: write_record(path, record))
+        self.world.from_main(lambda: write_csv(path.with_suffix(".csv"), record))
         result = replace(
             result,
             rows=(*result.rows, *_baseline_rows(record, len(result.header))),
-            note=" ".join(filter(None, [result.note, remark(record.near_copies) if record.near_copies else ""])),
+            note=" ".join(filter(None, [str(verdict or ""), result.note, remark(record.near_copies or {})])),
         )
         show_grid(self.console, f"{protocol.title}, {self._spec}", result.header, result.rows)
         if result.note:
             self.console.print(result.note, highlight=False, markup=False)
-        return result, record
+        return result, record, verdict
 
     def _draw(self, result: ProtocolResult, task: LabelledTask, title: str, record: Path) -> dict[str, str]:
         """The pictures of a result, by what they show; drawn by the main process."""
@@ -259,7 +268,7 @@ class Evaluator:
                 draw_learning_curve,
                 result.curve,
                 series={name: name.replace("_", " ") for name in result.curve[0] if name != "epoch"},
-                levels={"commonest class": task.majority(), "chance": 1 / task.num_classes},
+                levels={COMMONEST: task.majority(), "chance": 1 / task.num_classes},
                 x="epoch",
                 title=title,
             )
@@ -278,5 +287,5 @@ def _baseline_rows(record: Evaluation, columns: int) -> list[tuple[str, ...]]:
     """What any accuracy must beat, as the last rows of its table."""
     if record.chance is None or record.majority is None:
         return []
-    shares = {"commonest class": record.majority, "chance": record.chance}
+    shares = {COMMONEST: record.majority, "chance": record.chance}
     return [(name, f"{share:.1%}", *[""] * (columns - 2)) for name, share in shares.items()]

@@ -48,7 +48,7 @@ def warning(count: Mapping[str, Any]) -> str:
 
 def remark(count: Mapping[str, Any]) -> str:
     """One sentence on `accuracy_without_near_copies`; empty where there is nothing to say."""
-    if not count["test_images"] or count["top1"] is None:
+    if not count.get("test_images") or count["top1"] is None:
         return ""
     if count["top1_without"] is None:
         return "Every test image has a near copy among the training images: these scores tell nothing of new images."

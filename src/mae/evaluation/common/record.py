@@ -1,9 +1,11 @@
 """The record of an evaluation: enough to know what was measured, on what, by what, and to repeat it."""
 
+import csv
 import hashlib
+import io
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from mae import records
-from mae.records import write_json
+from mae.records import write_json, write_whole
 from mae.version import __version__
 
 
@@ -30,6 +32,9 @@ class Evaluation:
         result: the numbers; shares in [0, 1].
         chance: the share that a guess among the classes gets right; None without labels.
         majority: the share that the commonest training class has in the test part; None without labels.
+        verdict: the model beside its baselines on test images without near copies in training: the `answer` (`better`,
+            `unclear`, `worse`), its `text`, `accuracy`, `low` and `high` ends of 95 % intervals, `differences`; None
+            without labels.
         near_copies: test images that nearly show a training image: how many `test_images` `of` how many, names of a few
             pairs as `examples`, `top1` of all and `top1_without` them; None without labels.
         pictures: drawn beside the file, by what they show.
@@ -48,6 +53,7 @@ class Evaluation:
     result: Mapping[str, Any]
     chance: float | None
     majority: float | None
+    verdict: Mapping[str, Any] | None
     near_copies: Mapping[str, Any] | None
     pictures: Mapping[str, str]
     seconds: float
@@ -66,6 +72,24 @@ def write_record(path: Path, record: Evaluation) -> None:
         earlier.mkdir(exist_ok=True)
         path.replace(earlier / f"{path.stem}-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.json")
     write_json(path, written)
+
+
+def write_csv(path: Path, record: Evaluation) -> None:
+    """Write the numbers of a result as a table: a row a number, with the names that lead to it and its value."""
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    rows.writerow(["protocol", "result", "value"])
+    rows.writerows([record.protocol, " / ".join(names), value] for names, value in _numbers(record.result))
+    write_whole(path, lines.getvalue())
+
+
+def _numbers(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every number in nested mappings, with the names that lead to it; curves, which are lists, are left out."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, (*above, name))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (*above, name), value
 
 
 def digest_of(identity: str | None) -> str | None:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from mae.errors import UsageError
-from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult, headline
+from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult, against_baselines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,28 +56,28 @@ class Knn(EvaluationProtocol):
         k = headline_k(self.ks, voters=len(labels))
         numbers: dict[str, dict[str, Any]] = {}
         rows: list[tuple[str, ...]] = []
-        rankings: dict[str, Tensor] = {}
+        rankings: dict[str, dict[str, Tensor]] = {}
         for who, features in task.contenders(baselines=self.baselines).items():
-            numbers[who] = {}
+            numbers[who], rankings[who] = {}, {}
             for name, (train, test) in features.items():
                 ranked = self._rank(task, train, labels, test)
                 of_each = {str(k): _accuracies(task, ranking, k, len(labels)) for k, ranking in ranked.items()}
                 rows.append((f"{who}, {name}", *(f"{of['top1']:.1%}" if of else "" for of in of_each.values())))
-                if who == THIS_MODEL:
-                    rankings[name] = ranked[k]
+                rankings[who][name] = ranked[k]
                 few = {f"{shots} shots": self._few_shot(task, train, test, shots) for shots in self.shots}
                 for shots, by_k in few.items():
                     cells = (f"{of['mean']:.1%} ± {100 * of['std']:.1f}" if of else "" for of in by_k.values())
                     rows.append((f"{who}, {name}, {shots}", *cells))
                 numbers[who][name] = {**of_each, **few}
-        name = headline(rankings)
+        ranking, name, others = against_baselines(rankings)
         return ProtocolResult(
             numbers=numbers,
             header=("features", *(f"k={k}" for k in self.ks)),
             rows=tuple(rows),
-            note=self._note(k, numbers[THIS_MODEL], rankings[name].shape[1]),
-            ranking=rankings[name],
+            note=self._note(k, numbers[THIS_MODEL], ranking.shape[1]),
+            ranking=ranking,
             ranked_by=f"{name}, k={k}",
+            baselines=others,
         )
 
     def _note(self, k: int, by_name: Mapping[str, Any], top: int) -> str:

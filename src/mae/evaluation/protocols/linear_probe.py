@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mae.errors import UsageError
-from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult, headline
+from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult, against_baselines, headline
 from mae.options import shown
 
 if TYPE_CHECKING:
@@ -70,23 +70,24 @@ def _quick(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
     from mae.evaluation.common.joined_features import with_joined
 
     numbers: dict[str, dict[str, Any]] = {}
-    rankings: dict[str, Tensor] = {}
+    rankings: dict[str, dict[str, Tensor]] = {}
     for who, features in task.contenders(baselines=options.baselines).items():
-        numbers[who] = {}
+        numbers[who], rankings[who] = {}, {}
         with with_joined(features) as joined:
             for name, (train, test) in joined.items():
-                numbers[who][name], ranking = _fit(task, train, test)
-                if who == THIS_MODEL:
-                    rankings[name] = ranking
+                numbers[who][name], rankings[who][name] = _fit(task, train, test)
+    ranking, ranked_by, others = against_baselines(rankings)
     named = [(f"{who}, {name}", of) for who, by_name in numbers.items() for name, of in by_name.items()]
-    remarks = [f"{what}: {remark}." for what, of in named for remark in _remarks(of)]
     return ProtocolResult(
         numbers=numbers,
         header=("features", "top-1", f"top-{min(_TOP, task.num_classes)}", "penalty"),
         rows=tuple((what, f"{of['top1']:.1%}", f"{of['top5']:.1%}", f"{of['penalty']:.0e}") for what, of in named),
-        note=" ".join(["Logistic regression; the penalty was chosen on a tenth of the training part.", *remarks]),
-        ranking=rankings[headline(rankings)],
-        ranked_by=headline(rankings),
+        note=" ".join(
+            ["Logistic regression; the penalty was chosen on a tenth of the training part.", *_remarks(dict(named))]
+        ),
+        ranking=ranking,
+        ranked_by=ranked_by,
+        baselines=others,
     )
 
 
@@ -110,9 +111,19 @@ def _fit(task: "LabelledTask", train: "Tensor", test: "Tensor") -> "tuple[dict[s
     }, ranking
 
 
-def _remarks(numbers: Mapping[str, Any]) -> list[str]:
-    remarks = ["the best penalty is at the end of the grid"] if numbers["penalty_at_end_of_grid"] else []
-    return remarks if numbers["converged"] else [*remarks, "the optimizer gave up before it converged"]
+def _remarks(numbers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a reader must know of the probes, each thing once with the probes that it is true of."""
+    true_of = {
+        "The best penalty is at the end of the grid": [
+            name for name, of in numbers.items() if of["penalty_at_end_of_grid"]
+        ],
+        "The optimizer gave up before it converged": [name for name, of in numbers.items() if not of["converged"]],
+    }
+    return [
+        f"{remark}: {'all' if len(names) == len(numbers) else '; '.join(names)}."
+        for remark, names in true_of.items()
+        if names
+    ]
 
 
 def _official(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:

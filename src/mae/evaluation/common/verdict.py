@@ -1,0 +1,179 @@
+"""Whether a model is better than what learned nothing: paired differences of accuracy, with bootstrap intervals."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
+
+COMMONEST = "commonest class"
+"""What predicts the commonest training class for every image."""
+
+_RESAMPLES = 10_000
+_LEVELS = (0.025, 0.975)
+
+Answer = Literal["better", "unclear", "worse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much more of the test images a model gets right than a baseline.
+
+    Attributes:
+        baseline: what it is compared with.
+        share: accuracy of the model minus that of the baseline, in [-1, 1].
+        low: lower end of the 95 % interval.
+        high: upper end.
+    """
+
+    baseline: str
+    share: float
+    low: float
+    high: float
+
+    @property
+    def answer(self) -> Answer:
+        """Whether the interval lies above or below 0, or holds it."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "unclear"
+
+    def __str__(self) -> str:
+        return f"{self.baseline} by {100 * abs(self.share):.1f} points (95 % interval {_ends(self)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a protocol's predictions say of a model.
+
+    Attributes:
+        accuracy: of the model, in [0, 1].
+        low: lower end of its 95 % interval.
+        high: upper end.
+        test_images: that were compared, near copies of training images left out.
+        differences: from each baseline.
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    test_images: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def answer(self) -> Answer:
+        """`better` than every baseline, `worse` than one, or neither shown."""
+        answers = {difference.answer for difference in self.differences}
+        return "worse" if "worse" in answers else "unclear" if "unclear" in answers else "better"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, the sentence among them."""
+        return {"answer": self.answer, "text": str(self), **asdict(self)}
+
+    def __str__(self) -> str:
+        """One sentence, and what to do where it is bad news."""
+        reached = f"{self.accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f}) of {self.test_images:,} images"
+        told = {
+            answer: " and ".join(str(difference) for difference in self.differences if difference.answer == answer)
+            for answer in ("better", "unclear", "worse")
+        }
+        better = f"better than {told['better']}"
+        if self.answer == "better":
+            return f"Verdict: of use here: {reached}, {better}."
+        worse = f"worse than {told['worse']}" if told["worse"] else ""
+        unclear = f"no difference shown from {told['unclear']}" if told["unclear"] else ""
+        parts = "; ".join(filter(None, [worse, unclear, better if told["better"] else ""]))
+        if self.answer == "worse":
+            return f"Verdict: nothing useful for these classes was learned: {reached}, {parts}. {_ADVICE}."
+        return f"Verdict: not shown to be of use here: {reached}, {parts}. {_ADVICE}, or evaluate on more test images."
+
+
+_ADVICE = "Train longer, or on more images like these"
+
+
+def verdict_of(task: LabelledTask, result: ProtocolResult) -> Verdict | None:
+    """The verdict of a protocol on a labelled set, on test images without a near copy in training.
+
+    Where a protocol evaluates no baselines the commonest class stands for them.
+
+    Returns:
+        None where there is no ranking, or every test image has a near copy.
+    """
+    if result.ranking is None:
+        return None
+    labels = task.labels("test")
+    commonest = torch.bincount(task.labels("train"), minlength=task.num_classes).argmax().expand(len(labels))
+    predicted = {THIS_MODEL: result.ranking[:, 0], **(result.baselines or {COMMONEST: commonest})}
+    return compare(predicted, labels, counted=task.near_copies < 0)
+
+
+def compare(
+    predicted: Mapping[str, Int64[Tensor, " m"]], labels: Int64[Tensor, " m"], *, counted: Bool[Tensor, " m"]
+) -> Verdict | None:
+    """Compare a model with its baselines by a paired bootstrap over test images.
+
+    A difference is -1, 0 or 1 for each image, so a resample of the images is one multinomial draw.
+
+    Args:
+        predicted: the class of each test image by `THIS_MODEL` and by each baseline.
+        labels: the true classes.
+        counted: which test images count.
+
+    Returns:
+        None where no image counts.
+    """
+    if not counted.any():
+        return None
+    right = {name: (classes == labels)[counted].int() for name, classes in predicted.items()}
+    ours = right[THIS_MODEL]
+    low, high = _interval(ours)
+    differences = []
+    for name, theirs in right.items():
+        if name != THIS_MODEL:
+            lower, upper = _interval(ours - theirs)
+            share = float((ours - theirs).double().mean())
+            differences.append(Difference(baseline=name, share=share, low=lower, high=upper))
+    return Verdict(
+        accuracy=float(ours.double().mean()),
+        low=low,
+        high=high,
+        test_images=len(ours),
+        differences=tuple(differences),
+    )
+
+
+def _interval(values: Tensor) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean of values of -1, 0 and 1, by bootstrap."""
+    counts = torch.stack([(values == value).sum() for value in (-1, 0, 1)]).numpy()
+    total = int(counts.sum())
+    draws = np.random.default_rng(0).multinomial(total, counts / total, size=_RESAMPLES)
+    low, high = np.quantile((draws[:, 2] - draws[:, 0]) / total, _LEVELS)
+    return float(low), float(high)
+
+
+def _ends(difference: Difference) -> str:
+    """The ends of the interval in points, with the sign that `by ... points` has where it is one."""
+    ends = [100 * difference.low, 100 * difference.high]
+    if difference.answer == "worse":
+        ends = [-end for end in reversed(ends)]
+    return f"{ends[0]:.1f} to {ends[1]:.1f}"
+
+
+def overall(verdicts: Mapping[str, Verdict]) -> str:
+    """One answer for several protocols, by their titles; empty where there is none."""
+    if not verdicts:
+        return ""
+    answers = {verdict.answer for verdict in verdicts.values()}
+    by = " and by ".join(verdicts)
+    if answers == {"better"}:
+        return f"Of use here: better than what learned nothing by {by}."
+    if "better" not in answers and "worse" in answers:
+        return f"Nothing useful for these classes was learned: what learned nothing does as well or better by {by}."
+    if "better" in answers:
+        good = " and by ".join(title for title, verdict in verdicts.items() if verdict.answer == "better")
+        return f"Of use in part: better than what learned nothing by {good} alone; see each part below."
+    return f"Not shown to be of use here: no difference from what learned nothing by {by}."
