@@ -211,9 +211,8 @@ class Evaluator:
         if verdict is not None:
             verdicts[protocol.title] = verdict
         pictures = [self.folder / "evaluation" / picture for picture in record.pictures.values()]
-        return Section(
-            title=protocol.title, text=result.note, header=result.header, rows=result.rows, pictures=pictures
-        )
+        text = "\n\n".join(filter(None, [str(verdict or ""), result.note]))
+        return Section(title=protocol.title, text=text, header=result.header, rows=result.rows, pictures=pictures)
 
     def _run(self, protocol: EvaluationProtocol) -> tuple[ProtocolResult, Evaluation, Verdict | None]:
         if reason := protocol.why_not(self.extractor):
@@ -250,11 +249,11 @@ class Evaluator:
         result = replace(
             result,
             rows=(*result.rows, *_baseline_rows(record, len(result.header))),
-            note=" ".join(filter(None, [str(verdict or ""), result.note, remark(record.near_copies or {})])),
+            note=" ".join(filter(None, [result.note, remark(record.near_copies or {})])),
         )
         show_grid(self.console, f"{protocol.title}, {self._spec}", result.header, result.rows)
-        if result.note:
-            self.console.print(result.note, highlight=False, markup=False)
+        self._print(str(verdict or ""), style="bold")
+        self._print(result.note)
         return result, record, verdict
 
     def _draw(self, result: ProtocolResult, task: LabelledTask, title: str, record: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Whether a model is better than what learned nothing: paired differences of accuracy, with bootstrap intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -168,12 +168,17 @@ def overall(verdicts: Mapping[str, Verdict]) -> str:
     if not verdicts:
         return ""
     answers = {verdict.answer for verdict in verdicts.values()}
-    by = " and by ".join(verdicts)
+    by = _joined(verdicts)
     if answers == {"better"}:
         return f"Of use here: better than what learned nothing by {by}."
     if "better" not in answers and "worse" in answers:
         return f"Nothing useful for these classes was learned: what learned nothing does as well or better by {by}."
     if "better" in answers:
-        good = " and by ".join(title for title, verdict in verdicts.items() if verdict.answer == "better")
+        good = _joined(title for title, verdict in verdicts.items() if verdict.answer == "better")
         return f"Of use in part: better than what learned nothing by {good} alone; see each part below."
     return f"Not shown to be of use here: no difference from what learned nothing by {by}."
+
+
+def _joined(titles: Iterable[str]) -> str:
+    """Titles in the middle of a sentence; a first word in capitals, such as k-NN's, stays."""
+    return " and by ".join(title if title[1:2].isupper() else title[:1].lower() + title[1:] for title in titles)
