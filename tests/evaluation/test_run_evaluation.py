@@ -1,5 +1,6 @@
 """An evaluation from request to record: what is written, what is refused, what is left as it was."""
 
+import csv
 import json
 import string
 from dataclasses import asdict, dataclass
@@ -82,7 +83,12 @@ def test_record_holds_everything(model, labelled, tmp_path):
     with Image.open(tmp_path / "out" / "evaluation" / "knn-confusion.png") as drawn:
         assert drawn.format == "PNG"
     names = {path.name for path in (tmp_path / "out" / "evaluation").iterdir()}
-    assert names == {"knn.json", "knn-confusion.png"}
+    assert names == {"knn.json", "knn.csv", "knn-confusion.png"}
+    with (tmp_path / "out" / "evaluation" / "knn.csv").open() as file:
+        table = {row["result"]: row for row in csv.DictReader(file)}
+    row = table["this model / mean / 1 / top1"]
+    assert row["protocol"] == "knn" and float(row["value"]) == written["result"]["this model"]["mean"]["1"]["top1"]
+    assert written["verdict"]["answer"] in ("better", "unclear", "worse")
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, place: str, function) -> list[tuple]:

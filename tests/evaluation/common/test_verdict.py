@@ -9,7 +9,6 @@ from scipy.stats import bootstrap
 from tiny_task import by_function, make_task, small_model, striped
 
 from mae.evaluation.common.verdict import COMMONEST, Verdict, compare, overall, verdict_of
-from mae.evaluation.extractors.extractor import model_extractor
 from mae.evaluation.protocol import THIS_MODEL
 from mae.evaluation.protocols.knn import Knn
 
@@ -85,7 +84,7 @@ def test_images_that_do_not_count_are_left_out():
 
 def test_knn_is_compared_with_its_baselines_or_the_commonest_class(tmp_path: Path):
     parts = {"train": striped(60, seed=0), "test": striped(40, seed=1)}
-    task = make_task(tmp_path, model_extractor(small_model()), **parts)
+    task = make_task(tmp_path, small_model(), **parts)
     verdict = verdict_of(task, Knn(ks=(5,)).run(task))
     assert verdict is not None
     assert [difference.baseline for difference in verdict.differences] == ["random weights", "raw pixels"]

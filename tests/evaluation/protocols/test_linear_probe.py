@@ -304,11 +304,15 @@ def test_joined_features_are_gone_after_the_fit(task: LabelledTask, tmp_path: Pa
     assert not list(tmp_path.glob("mae-joined-*"))
 
 
-def test_remarks_on_the_grid_and_on_the_optimizer(task: LabelledTask, monkeypatch: pytest.MonkeyPatch):
-    assert linear_probe._remarks({"penalty_at_end_of_grid": False, "converged": True}) == []
-    assert len(linear_probe._remarks({"penalty_at_end_of_grid": True, "converged": False})) == 2
-    monkeypatch.setattr(linear_probe, "_remarks", lambda found: ["a remark"])
-    assert "this model, cls+mean: a remark." in LinearProbe().run(task).note
+def test_a_remark_is_made_once_and_names_its_probes():
+    fine = {"penalty_at_end_of_grid": False, "converged": True}
+    assert linear_probe._remarks({"a": fine, "b": fine}) == []
+    at_end, gave_up = {**fine, "penalty_at_end_of_grid": True}, {**fine, "converged": False}
+    (remark,) = linear_probe._remarks({"a": fine, "b": at_end, "c": at_end})
+    assert remark.endswith("end of the grid: b; c.")
+    assert len(linear_probe._remarks({"a": gave_up, "b": at_end})) == 2
+    (remark,) = linear_probe._remarks({"a": gave_up, "b": gave_up})
+    assert remark.endswith("converged: all.")
 
 
 def test_a_model_without_class_token_and_a_function_have_the_heads_they_can(tmp_path: Path):
