@@ -61,7 +61,7 @@ def method_of(room: str, kind: str, **more: Any) -> MethodConfig:
 
 
 def model_of(room: str, kind: str, **more: Any) -> mae.MaskedAutoencoder:
-    from mae.models.presets import build_model
+    from mae.models.build import build_model
 
     torch.manual_seed(0)
     return build_model(method_of(room, kind, **more))

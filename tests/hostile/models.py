@@ -12,8 +12,8 @@ from hostile.corpus import Case, Verdict
 from safetensors.torch import save_file
 
 from mae.core.method import MethodConfig
+from mae.models.build import build_model
 from mae.models.file import model_metadata
-from mae.models.presets import build_model
 from mae.training.checkpoint import commit, stage, take_snapshot
 from mae.training.state import TrainingState
 

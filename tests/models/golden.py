@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mae.core.method import MethodConfig
 from mae.core.types import MaskRequest
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.randomness import Stream, sample_keys, uniform
 
 FILE = Path(__file__).parents[1] / "assets" / "golden_losses.json"

@@ -7,8 +7,8 @@ import torch
 from tiny import tiny_config
 from torch import Tensor
 
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 
 SIDE, BATCH, STEPS = 24, 32, 200
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from mae.core.types import MaskPlan
 from mae.encoders.vit import MAEEncoder
 from mae.errors import UsageError
-from mae.models.presets import build_model
+from mae.models.build import build_model
 
 
 def timm_twin(encoder: MAEEncoder, img_size: tuple[int, int]) -> VisionTransformer:

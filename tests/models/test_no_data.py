@@ -15,7 +15,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.baselines import measure_baselines
 from mae.modalities.images.patches import patchify
 from mae.modalities.images.pictures import score
-from mae.models.presets import build_model
+from mae.models.build import build_model
 from mae.models.reconstruction import reconstruct
 
 PATCH = (4, 4)

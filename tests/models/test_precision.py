@@ -9,7 +9,7 @@ from compiler import run_compiled
 from tiny import images_for, tiny_config, tiny_model
 from torch.testing import assert_close
 
-from mae.models.presets import build_model
+from mae.models.build import build_model
 
 
 def test_bfloat16_autocast_keeps_the_loss_in_float32_and_near() -> None:

@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
+from mae.models.build import build_model
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.randomness import Stream, sample_keys, uniform
 
 NOISE = 1e-12  # what processors, threads and kernels make of float64 is far below

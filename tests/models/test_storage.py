@@ -18,10 +18,10 @@ from torch.nn.functional import layer_norm
 import mae
 from mae.errors import MAEError, UsageError
 from mae.models import file as storage
+from mae.models.build import build_model
 from mae.models.file import load_model, load_with_report, model_metadata, save_model
 from mae.models.fingerprint import TOLERANCE, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.models.pretrained import PretrainedEncoder
 from mae.version import __version__
 

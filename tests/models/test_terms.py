@@ -20,8 +20,8 @@ from mae.core.method import MethodConfig
 from mae.core.types import Layout, MAEOutput
 from mae.errors import UsageError
 from mae.modalities.images.patches import patchify, unpatchify
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.terms.laplacian import LaplacianError
 from mae.terms.uniformity import Uniformity
 

@@ -9,8 +9,9 @@ from torch import nn
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.models import presets as zoo
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import ALIASES, build_model, create_model, list_models, model_config
+from mae.models.presets import ALIASES, create_model, list_models, model_config
 
 # name: encoder width, blocks, heads, decoder width, blocks, heads, patch, image
 EXPECTED = {

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mae.core.method import MethodConfig
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 
 
 def tiny_config(**changes: Any) -> MethodConfig:

@@ -15,7 +15,7 @@ from mae.data.dataset.images import ImageSet
 from mae.data.loading.loader import TrainingLoader
 from mae.layers.transformer import Blocks
 from mae.masks.random import RandomMasking
-from mae.models.presets import build_model
+from mae.models.build import build_model
 from mae.pretraining.estimate import profile as measure
 from mae.pretraining.estimate.profile import (
     StepCost,

@@ -16,8 +16,9 @@ from mae.cli import main
 from mae.config import RunConfig
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
+from mae.models.build import build_model
 from mae.models.file import load_with_report, model_metadata, save_model
-from mae.models.presets import build_model, create_model
+from mae.models.presets import create_model
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import fresh_model
 from mae.pretraining.checks.doctor import examine_source

@@ -14,7 +14,7 @@ from mae.errors import UsageError
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
 from mae.layers.transformer import LAYER_NORM_EPS
-from mae.models.presets import build_encoder
+from mae.models.build import build_encoder
 from mae.models.pretrained import PretrainedEncoder
 
 _HEAD_STD = 2e-5

@@ -22,10 +22,10 @@ from torch import Tensor
 from mae import records
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
+from mae.models.build import build_model, build_pretrained_encoder
 from mae.models.classifier import ImageClassifier, build_classifier
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model, build_pretrained_encoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import drawing_from
 from mae.version import __version__

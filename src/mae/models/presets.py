@@ -1,99 +1,40 @@
 """The named sizes: one small function each, the only place where their numbers stand.
 
 A name gives encoder, patch and decoder: `mae_vit_base_patch16_dec512d8b` is ViT-Base on patches of 16 pixels
-with a decoder 512 wide and 8 blocks deep.
+with a decoder 512 wide and 8 blocks deep. Names are listed without PyTorch: nothing at the top of this file imports it.
 """
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.losses.reconstruction import KnownValues
-from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.pretrained import PretrainedEncoder
+
+if TYPE_CHECKING:
+    from mae.models.masked_autoencoder import MaskedAutoencoder
 
 
-def build_encoder(config: MethodConfig, **options: Any) -> Any:
-    """The encoder of a configuration, with fresh weights from PyTorch's global generator.
+def _build(size: Mapping[str, Any], overrides: Mapping[str, Any]) -> "MaskedAutoencoder":
+    from mae.models.build import build_model
 
-    Args:
-        config: the model the encoder belongs to.
-        options: of the encoder's `build`, such as `drop_path` and `activation_checkpointing`.
-
-    Raises:
-        UsageError: values that do not fit each other.
-    """
-    return config.encoder.build(config.tokenizer, **options)
-
-
-def build_model(config: MethodConfig, *, activation_checkpointing: bool = False) -> MaskedAutoencoder:
-    """The masked autoencoder of a configuration, with fresh weights from PyTorch's global generator.
-
-    Args:
-        config: the model.
-        activation_checkpointing: whether blocks are computed again in the backward pass instead of kept.
-
-    Raises:
-        UsageError: values that do not fit each other.
-    """
-    layout, outputs = config.layout, config.target.width(config.layout, config.gives)
-    encoder = build_encoder(config, activation_checkpointing=activation_checkpointing)
-    if config.mask.num_visible(layout) + encoder.num_prefix < config.decoder.min_tokens:
-        raise UsageError(
-            f"decoder {config.decoder.kind} chooses among visible tokens, and these images have one; use smaller "
-            "patches"
-        )
-    decoder = config.decoder.build(
-        encoder=encoder,
-        layout=layout,
-        num_outputs=outputs,
-        activation_checkpointing=activation_checkpointing,
-    )
-    return MaskedAutoencoder(
-        tokenizer=config.tokenizer,
-        encoder=encoder,
-        decoder=decoder,
-        masking=config.mask,
-        target=config.target,
-        loss=config.loss if config.tokenizer.nodata is None else KnownValues(loss=config.loss),
-        terms=config.terms,
-        reads_levels=config.decoder.reads == "levels",
-        teacher=config.teacher,
-        config=config,
-    )
-
-
-def build_pretrained_encoder(config: MethodConfig) -> PretrainedEncoder:
-    """The encoder of a configuration alone, with fresh weights from PyTorch's global generator.
-
-    Raises:
-        UsageError: values that do not fit each other.
-    """
-    return PretrainedEncoder(encoder=build_encoder(config), config=config)
-
-
-def _build(size: Mapping[str, Any], overrides: Mapping[str, Any]) -> MaskedAutoencoder:
     return build_model(MethodConfig().override(size).override(overrides))
 
 
-def mae_vit_base_patch16_dec512d8b(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_base_patch16_dec512d8b(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Base of the paper: 768 wide, 12 blocks, 12 heads."""
     size = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12)
     return _build(size | _OFFICIAL_DECODER, overrides)
 
 
-def mae_vit_large_patch16_dec512d8b(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_large_patch16_dec512d8b(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Large of the paper: 1024 wide, 24 blocks, 16 heads."""
     size = dict(patch_size=16, embed_dim=1024, depth=24, num_heads=16)
     return _build(size | _OFFICIAL_DECODER, overrides)
 
 
-def mae_vit_huge_patch14_dec512d8b(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_huge_patch14_dec512d8b(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Huge of the paper: 1280 wide, 32 blocks, 16 heads, patches of 14 pixels."""
     size = dict(patch_size=14, embed_dim=1280, depth=32, num_heads=16)
     return _build(size | _OFFICIAL_DECODER, overrides)
@@ -102,31 +43,31 @@ def mae_vit_huge_patch14_dec512d8b(**overrides: Any) -> MaskedAutoencoder:
 _OFFICIAL_DECODER = dict(decoder_embed_dim=512, decoder_depth=8, decoder_num_heads=16)
 
 
-def mae_vit_base_patch16_dec384d8b(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_base_patch16_dec384d8b(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Base with a narrower decoder: 384 wide, 8 blocks, 6 heads."""
     size = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12)
     return _build(size | dict(decoder_embed_dim=384, decoder_depth=8, decoder_num_heads=6), overrides)
 
 
-def mae_vit_small12_patch16(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_small12_patch16(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Small in its usual depth: 384 wide, 12 blocks, 6 heads; decoder 256 wide, 8 blocks, 8 heads."""
     size = dict(patch_size=16, embed_dim=384, depth=12, num_heads=6)
     return _build(size | dict(decoder_embed_dim=256, decoder_depth=8, decoder_num_heads=8), overrides)
 
 
-def mae_vit_small_patch16(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_small_patch16(**overrides: Any) -> "MaskedAutoencoder":
     """Half a ViT-Small: 384 wide, 6 blocks, 6 heads; decoder 192 wide, 8 blocks, 3 heads."""
     size = dict(patch_size=16, embed_dim=384, depth=6, num_heads=6)
     return _build(size | dict(decoder_embed_dim=192, decoder_depth=8, decoder_num_heads=3), overrides)
 
 
-def mae_vit_tiny_patch16(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_tiny_patch16(**overrides: Any) -> "MaskedAutoencoder":
     """ViT-Tiny: 192 wide, 12 blocks, 3 heads; decoder 128 wide, 4 blocks, 4 heads."""
     size = dict(patch_size=16, embed_dim=192, depth=12, num_heads=3)
     return _build(size | _SMALL_DECODER, overrides)
 
 
-def mae_vit_compact_patch16(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_compact_patch16(**overrides: Any) -> "MaskedAutoencoder":
     """For small data sets: 192 wide, 8 blocks, 6 heads; decoder 128 wide, 4 blocks, 4 heads."""
     size = dict(patch_size=16, embed_dim=192, depth=8, num_heads=6)
     return _build(size | _SMALL_DECODER, overrides)
@@ -135,19 +76,19 @@ def mae_vit_compact_patch16(**overrides: Any) -> MaskedAutoencoder:
 _SMALL_DECODER = dict(decoder_embed_dim=128, decoder_depth=4, decoder_num_heads=4)
 
 
-def mae_vit_ultrasmall_patch16(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_ultrasmall_patch16(**overrides: Any) -> "MaskedAutoencoder":
     """Shallow and quick: 256 wide, 3 blocks, 4 heads; decoder 128 wide, 4 blocks, 2 heads."""
     size = dict(patch_size=16, embed_dim=256, depth=3, num_heads=4)
     return _build(size | dict(decoder_embed_dim=128, decoder_depth=4, decoder_num_heads=2), overrides)
 
 
-def mae_vit_lesson_patch4(**overrides: Any) -> MaskedAutoencoder:
+def mae_vit_lesson_patch4(**overrides: Any) -> "MaskedAutoencoder":
     """For 32-pixel images such as CIFAR-10: 256 wide, 4 blocks, 4 heads; decoder 128 wide, 2 blocks, 4 heads."""
     size = dict(img_size=32, patch_size=4, embed_dim=256, depth=4, num_heads=4)
     return _build(size | dict(decoder_embed_dim=128, decoder_depth=2, decoder_num_heads=4), overrides)
 
 
-Factory = Callable[..., MaskedAutoencoder]
+Factory = Callable[..., "MaskedAutoencoder"]
 
 _MODELS: Mapping[str, Factory] = {
     factory.__name__: factory
@@ -195,7 +136,7 @@ def find_model(name: str) -> Factory:
     return _MODELS[ALIASES.get(name, name)]
 
 
-def create_model(name: str, **overrides: Any) -> MaskedAutoencoder:
+def create_model(name: str, **overrides: Any) -> "MaskedAutoencoder":
     """A model by name with fresh weights, any option overridden.
 
     Args:
@@ -225,6 +166,8 @@ def _hashable(value: Any) -> Any:
 @lru_cache(typed=True)  # by type too: True is no number of blocks, though it equals 1
 def _model_config(name: str, **overrides: Any) -> MethodConfig:
     # Remembered, since a deep model takes a good part of a second to put together, and a plan asks dozens of times.
+    import torch
+
     with torch.device("meta"):
         config = create_model(name, **overrides).config
     assert config is not None  # every named size is built from one

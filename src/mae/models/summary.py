@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from mae.errors import MAEError, UsageError
 from mae.evaluation.common.baselines import TrivialBaselines, measure_baselines
 from mae.evaluation.common.capabilities import predicts_pixels
 from mae.modalities.images.crop import central_crop
+from mae.models.build import build_model
 from mae.models.file import load_model, model_metadata
 from mae.models.fingerprint import output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.capture import write_capture
 from mae.pretraining.init_weights import load_initial_weights

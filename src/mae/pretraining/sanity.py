@@ -9,7 +9,8 @@ from mae.config import RunConfig
 from mae.core.component import options_of
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.models.presets import build_model, model_config
+from mae.models.build import build_model
+from mae.models.presets import model_config
 from mae.pretraining.build import peak_rate
 from mae.pretraining.resolve import (
     FEW_STEPS_AN_EPOCH,

@@ -28,7 +28,7 @@ from mae.experiments.studies.decoder import Decoder
 from mae.experiments.studies.decoder_depth import DecoderDepth
 from mae.experiments.studies.mask_ratio import MaskRatio
 from mae.experiments.studies.target import Target
-from mae.models.presets import build_model
+from mae.models.build import build_model
 from mae.pretraining.resolve import resolve_config, total_steps
 from mae.recipes import recipe_config
 from mae.recipes.improved import improved

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from mae.errors import UsageError
+from mae.models.build import build_pretrained_encoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_pretrained_encoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.records import PixelDtype
 from mae.text import visible

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from mae.data.loading.device_loader import DeviceLoader
 from mae.data.loading.loader import normalise
+from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.presets import build_model
 from mae.pretraining.build import num_workers, some_images
 from mae.pretraining.resolve import RunContext
 from mae.training.device import autocast, keep_freed_memory, synchronise
