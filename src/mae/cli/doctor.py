@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from mae.cli.early import check_images
 from mae.cli.run_options import RunFlags
 from mae.config import RunConfig
 from mae.errors import UsageError
@@ -16,16 +17,26 @@ def run(args: list[str]) -> int:
     """Check, and print one line a check; the exit code is 1 where the run would be worthless."""
     config, given, as_json = parse(args)
 
+    is_run = (Path(config.source) / "config.json").is_file()
+    if not is_run:
+        check_images(config)
+
     from rich.console import Console
 
-    from mae.pretraining.checks.doctor import examine_run, examine_source, show_diagnosis
+    from mae.report.terminal.console import stage
 
-    if (Path(config.source) / "config.json").is_file():
+    told = Console(stderr=True)
+    with stage(told, "Loading PyTorch"):
+        from mae.pretraining.checks.doctor import examine_run, examine_source, show_diagnosis
+
+    if is_run:
         if more := given - {"device", "source"}:
             raise UsageError(f"{config.source} is a run, checked as it was begun; leave out {', '.join(sorted(more))}")
-        found = examine_run(Path(config.source), device=config.machine.device)
+        with stage(told, f"Checking the run in {config.source}"):
+            found = examine_run(Path(config.source), device=config.machine.device)
     else:
-        found = examine_source(config, given=given)
+        with stage(told, f"Reading the images of {config.source} and checking the run"):
+            found = examine_source(config, given=given)
     if as_json:
         sys.stdout.write(json.dumps(found.to_json()) + "\n")
     else:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from mae.cli.early import check_use
 from mae.config import Device
 from mae.options import shown
 
@@ -33,6 +34,7 @@ def run(args: list[str]) -> int:
             device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
             gpus: compute on so many GPUs of this machine, a process each; with --device cpu so many processes.
         """
+        check_use(model, source, data_root=data_root)
         if gpus is not None:
             from mae.cli.launch import launch
 

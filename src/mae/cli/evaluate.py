@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from mae.cli.early import check_use
 from mae.config import Device
 from mae.evaluation import protocols
 from mae.evaluation.protocol import EvaluationProtocol
@@ -78,6 +79,7 @@ def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:
 
     description = f"{kind.name}: {_summary(kind)}."
     request, protocol = tyro.cli(evaluate, args=args, prog=f"mae evaluate {kind.name}", description=description)
+    _check(request)
     if request.gpus is not None:
         return _in_many(request, [kind.name, *args])
     with _evaluator(request) as evaluator:
@@ -87,12 +89,18 @@ def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:
 
 def _all(args: list[str]) -> int:
     request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_ALL}.")
+    _check(request)
     if request.gpus is not None:
         return _in_many(request, ["all", *args])
     with _evaluator(request) as evaluator:
         page = evaluator.run_all()
         evaluator.console.print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def _check(request: Request) -> None:
+    sources = [request.data] if request.test is None else [request.data, request.test]
+    check_use(request.model, *sources, data_root=request.data_root)
 
 
 def _in_many(request: Request, args: list[str]) -> int:

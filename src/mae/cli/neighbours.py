@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from mae.cli.early import check_use
 from mae.config import Device
 
 
@@ -39,6 +40,8 @@ def neighbours(
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
         seed: decides which images are drawn.
     """
+    check_use(model, source, data_root=data_root)
+
     from rich.console import Console
 
     from mae.evaluation.pictures import nearest

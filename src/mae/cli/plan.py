@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import tyro
 
+from mae.cli.early import check_images
 from mae.cli.run_options import RunFlags
 from mae.config import RunConfig
 from mae.credentials import is_partial
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
 def run(args: list[str]) -> int:
     """Measure, then print the plan and the command that carries it out."""
     config, given, hours, as_json = parse(args)
+    check_images(config)
 
     from rich.console import Console
 
-    from mae.pretraining.estimate.estimate import plan_pretraining
+    from mae.report.terminal.console import stage
 
-    prepared, plan = plan_pretraining(config, hours=hours, given=given)
+    told = Console(stderr=True)
+    with stage(told, "Loading PyTorch"):
+        from mae.pretraining.estimate.estimate import plan_pretraining
+
+    with stage(told, f"Reading the images of {config.source} and measuring steps"):
+        prepared, plan = plan_pretraining(config, hours=hours, given=given)
     if as_json:
         sys.stdout.write(json.dumps(plan.to_json()) + "\n")
     else:

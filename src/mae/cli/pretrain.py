@@ -1,11 +1,13 @@
 """`mae pretrain SOURCE`."""
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import tyro
 
 from mae.cli import code_of_signal
+from mae.cli.early import check_run
 from mae.cli.run_options import RunFlags
 from mae.config import RunConfig
 from mae.credentials import is_partial
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 def run(args: list[str]) -> int:
     """Parse, train, and tell how to go on if a signal stopped it."""
     config, given, resume, gpus = parse(args)
+    check_run(config, resume=resume)
     if gpus is not None:
         from mae.cli.launch import launch
 
@@ -27,9 +30,12 @@ def run(args: list[str]) -> int:
 
     from rich.console import Console
 
-    from mae.pretraining.run import run_pretraining
+    from mae.report.terminal.console import stage
 
     console = Console()
+    with stage(Console(quiet=os.environ.get("RANK", "0") != "0"), "Loading PyTorch"):
+        from mae.pretraining.run import run_pretraining
+
     result = run_pretraining(config, given=given, resume=resume, console=console)
     return 0 if result.finished else stopped(console, result)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from mae.cli.early import check_use
 from mae.config import Device
 from mae.errors import UsageError
 from mae.options import shown
@@ -42,6 +43,8 @@ def reconstruct(
     """
     if animation and (inpaint or len(mask_ratio) > 1):
         raise UsageError("--animation shows one mask and its truth; leave out --inpaint and give one --mask-ratio")
+
+    check_use(model)
 
     from rich.console import Console
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from mae.errors import UsageError
+from mae.core.sizes import check_multiple
 
 Grid = tuple[int, ...]
 """Lengths of the token grid's axes, `(h, w)`; always carried, never recovered from a square root."""
@@ -43,14 +43,7 @@ class Layout:
     channels: int
 
     def __post_init__(self) -> None:
-        pairs = list(zip(self.size, self.patch, strict=True))
-        if any(side <= 0 or side % patch != 0 for side, patch in pairs):
-            below = "x".join(str(max(1, side // patch) * patch) for side, patch in pairs)
-            above = "x".join(str(max(1, -(-side // patch)) * patch) for side, patch in pairs)
-            raise UsageError(
-                f"image size {_by(self.size)} is not a multiple of the patch size {_by(self.patch)}; "
-                f"nearest sizes that are: {below if below == above else f'{below} or {above}'}"
-            )
+        check_multiple(self.size, self.patch)
 
     @property
     def grid(self) -> Grid:
@@ -66,10 +59,6 @@ class Layout:
     def token_values(self) -> int:
         """Values of a token, P."""
         return prod(self.patch) * self.channels
-
-
-def _by(lengths: tuple[int, ...]) -> str:
-    return "x".join(map(str, lengths))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from mae.data.dataset.units import check_units
 from mae.data.decode.limits import check_workers
 from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD
 from mae.data.loading.sampler import AllBut, Numbers
-from mae.data.remote.storage import MANIFEST
+from mae.data.sources.names import check_apart
 from mae.data.sources.open import absolute_source, open_source
 from mae.errors import UsageError
 from mae.masks.schedule import RatioSchedule
@@ -31,7 +31,7 @@ from mae.randomness import FIXED_EPOCH
 from mae.records import PixelDtype, check_no_data
 from mae.training.device import choose_precision
 from mae.training.distributed import World
-from mae.training.run_folder import RunFolder, new_run_folder
+from mae.training.run_folder import RunFolder, check_resumable, new_run_folder
 from mae.training.run_records import read_image_facts
 
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
@@ -172,7 +172,7 @@ def prepare_run(
     if folder is None:
         folder = new_run_folder(*default_place(config))
     if not resume:
-        _check_apart(folder.root, config.source)
+        check_apart(folder.root, config.source)
     found, hint = world.from_main(partial(_found_data, config, images, folder, start, resume=resume))
     return RunContext(
         config=config.override({"mean": tuple(found["mean"]), "std": tuple(found["std"])}),
@@ -486,10 +486,7 @@ def _found_data(
 
 def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection[str]) -> tuple[RunConfig, RunFolder]:
     """The configuration of the run to go on with; only what belongs to the machine may be changed."""
-    if folder is None:
-        raise UsageError("--resume needs --out: the folder of the run to go on with")
-    if not folder.holds_run:
-        raise UsageError(f"{folder.root} holds no run to go on with (no {folder.config.name} there)")
+    folder = check_resumable(folder)
     stored = RunConfig.read(folder.config)
     asked = {**config.flat(), "source": absolute_source(config.source)}
     asked["init_from"] = None if config.init_from is None else _absolute(config.init_from)
@@ -509,18 +506,6 @@ def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection
             "micro-batch, so this would be another objective. Leave the option out, or start a new run"
         )
     return stored.override(machine), folder
-
-
-def _check_apart(folder: Path, source: str) -> None:
-    """Refuse a run inside the images: what it draws would be taken for images, and a resume would find others."""
-    images = Path(source)
-    if (images / "train").is_dir():  # the other parts are not trained on
-        images = images / "train"
-    if images.is_dir() and not (images / MANIFEST).is_file() and folder.resolve().is_relative_to(images.resolve()):
-        raise UsageError(
-            f"{folder} is inside {images}, where the pictures of the run would be taken for images; choose an --out "
-            "that is not"
-        )
 
 
 def default_place(config: RunConfig) -> tuple[Path, str]:

@@ -35,7 +35,7 @@ from mae.pretraining.summary import show_header, show_summary, summarise
 from mae.pretraining.watch.alerts import make_health
 from mae.pretraining.watch.online_eval import make_monitor, steps_between_looks
 from mae.recipes import recipe_config
-from mae.report.terminal.console import ProgressDisplay
+from mae.report.terminal.console import ProgressDisplay, stage
 from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import explained_memory_failure
@@ -150,9 +150,9 @@ def run_pretraining(config: RunConfig, *, given: Collection[str], resume: bool, 
             console = Console(quiet=True)
         config, folder, newest = _begun(config, given, world, console, held, resume=resume or was_restarted())
         # No name here keeps the weights to begin with, which are let go once they are in the model.
-        return _run(
-            prepare_run(config, folder, device, world, resume=newest is not None, given=given), newest, console, held
-        )
+        with stage(console, f"Reading the images of {config.source}"):
+            prepared = [prepare_run(config, folder, device, world, resume=newest is not None, given=given)]
+        return _run(prepared.pop(), newest, console, held)
 
 
 def _begun(
@@ -218,14 +218,16 @@ def _carry_out(
     world = prepared.world
     if not newest and prepared.config.machine.doctor:
         world.from_main(partial(_see_doctor, prepared, model, console))
-    baselines = baselines_of(prepared, model)
+    with stage(console, "Computing what trivial predictors reach"):
+        baselines = baselines_of(prepared, model)
     trainer = make_trainer(prepared, model)
     if newest:
         trainer.resume(Path(newest))
         world.from_main(partial(check_model, prepared, Path(newest)))
     # Made before anything is written: images that cannot be used must not leave a run begun.
     tasks: list[PeriodicTask] = []
-    world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.whole_module, console)))
+    with stage(console, "Reading the images to draw and to evaluate"):
+        world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.whole_module, console)))
     if not world.is_main:
         tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
     show_header(console, prepared, model, trainer, baselines)
@@ -258,7 +260,8 @@ def _open_folder(prepared: RunContext, held: ExitStack) -> None:
 
 
 def _see_doctor(prepared: RunContext, model: MaskedAutoencoder, console: Console) -> None:
-    diagnosis = examine(prepared, model)
+    with stage(console, "Checking images, model and machine"):
+        diagnosis = examine(prepared, model)
     show_diagnosis(console, diagnosis, everything=False)
     refuse(diagnosis)
 

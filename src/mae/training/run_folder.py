@@ -1,17 +1,22 @@
-"""The files in the folder of a run."""
+"""The files in the folder of a run; what it lacks is told without PyTorch, which nothing at the top here imports."""
 
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
 from mae.errors import MAEError, UsageError
 from mae.records import aside, write_json
-from mae.training.checkpoint import check_weights, tell, usable_checkpoint
 from mae.training.lock import HOLDER, LOCK
 from mae.training.state import MANIFEST, MODEL
+
+_EXPECTED = "expected a run folder, one of its checkpoints or a .safetensors file"
+_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,19 @@ class RunFolder:
         write_json(self.config, config)
 
 
+def check_resumable(folder: RunFolder | None) -> RunFolder:
+    """The folder of a run to go on with.
+
+    Raises:
+        UsageError: none is named, or it holds no run.
+    """
+    if folder is None:
+        raise UsageError("--resume needs --out: the folder of the run to go on with")
+    if not folder.holds_run:
+        raise UsageError(f"{folder.root} holds no run to go on with (no {folder.config.name} there)")
+    return folder
+
+
 def new_run_folder(parent: Path, name: str) -> RunFolder:
     """A folder that does not exist yet: `parent/name`, `parent/name-2` and so on."""
     number, root = 1, parent / name
@@ -141,8 +159,12 @@ def find_weights(path: Path) -> Path:
         UsageError: nothing of that kind is there.
         MAEError: a run, and every checkpoint of it is damaged; a checkpoint, and its weights are.
     """
+    check_model(path)
     if path.is_file():
         return path
+
+    from mae.training.checkpoint import check_weights, tell, usable_checkpoint
+
     if (path / MODEL).is_file():
         if (path / MANIFEST).is_file() and (wrong := check_weights(path)):
             raise MAEError(f"{wrong}; put the file back from a copy, or take another checkpoint")
@@ -153,6 +175,41 @@ def find_weights(path: Path) -> Path:
         tell(note)
     if newest is not None:
         return newest / MODEL
-    without = "a run without a checkpoint yet" if run.holds_run else "a folder without a model"
-    what = without if path.is_dir() else "not there"
-    raise UsageError(f"{path} is {what}; expected a run folder, one of its checkpoints or a .safetensors file")
+    what = "a run without a checkpoint yet" if run.holds_run else "a folder without a model"
+    raise UsageError(f"{path} is {what}; {_EXPECTED}")
+
+
+def check_model(path: Path) -> None:
+    """Refuse what is surely no model: nothing, or images, which stand after the model in every command.
+
+    Raises:
+        UsageError: that.
+    """
+    if not path.exists():
+        near = get_close_matches(path.name, [entry.name for entry in siblings(path)], n=1, cutoff=0.6)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise UsageError(f"{path} is not there; {_EXPECTED}{hint}")
+    what = (
+        "an image" if path.is_file() and _is_image(path.name) else "a folder of images" if _holds_images(path) else ""
+    )
+    if what:
+        raise UsageError(f"{path} is {what}, and the model comes first; {_EXPECTED}, and the images after it")
+
+
+def siblings(path: Path) -> list[Path]:
+    """What is in the folder that a path would be in."""
+    return sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether a folder, or the first folder in it, begins with images and is none that holds a model."""
+    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", "checkpoints", MODEL)):
+        return False
+    entries = sorted(folder.iterdir())[:_LOOKED_AT]
+    inside = [entry for entry in entries if entry.is_dir()][:1]
+    names = [entry.name for entry in (*entries, *(each for first in inside for each in islice(first.iterdir(), 1)))]
+    return any(map(_is_image, names))
+
+
+def _is_image(name: str) -> bool:
+    return (guess_type(name)[0] or "").startswith("image/")

@@ -20,6 +20,7 @@ from mae.credentials import revealed, shown
 from mae.data.remote.cache import Cache, Draft, Truncated, WrongContent, user_cache
 from mae.data.remote.http import FetchError, pieces
 from mae.data.remote.storage import MANIFEST, MAX_MANIFEST, StoredFile, check_part, check_stored_name
+from mae.data.remote.urls import SCHEME
 from mae.errors import MAEError, UsageError
 
 PROTOCOLS = ("https", "http", "s3", "gs")
@@ -30,7 +31,6 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
 _PROGRESS = 8 << 20  # bytes; a try that got this much farther than any before is no failure
 _AHEAD = 2  # threads that prefetch
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
 _BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,221}")
 
 _log = logging.getLogger(__name__)
@@ -145,11 +145,6 @@ class RemoteStorage:
         return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
-def is_url(spec: str) -> bool:
-    """Whether a source name is a URL, of whatever protocol."""
-    return _SCHEME.match(spec) is not None
-
-
 def open_remote(url: str) -> RemoteStorage:
     """The files below a URL, or below one whose credentials are concealed; read through the user's cache.
 
@@ -175,7 +170,7 @@ def fetch(url: str, draft: Draft, *, again: bool = True) -> None:
 
 
 def _check_url(url: str) -> None:
-    scheme = _SCHEME.match(url)
+    scheme = SCHEME.match(url)
     protocol = scheme[1].lower() if scheme else ""
     if protocol not in PROTOCOLS:
         raise UsageError(

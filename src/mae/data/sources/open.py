@@ -1,14 +1,14 @@
 """Opening a source by its name on the command line: a path, a URL, or the name of a known data set."""
 
-import difflib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from mae.data.remote.fetch import is_url, open_remote
+from mae.data.remote.fetch import open_remote
 from mae.data.remote.storage import MANIFEST, LocalStorage, Storage
+from mae.data.remote.urls import is_url
 from mae.data.sources import builtin
 from mae.data.sources import memory as arrays
 from mae.data.sources.folder import FileSource, open_folder, open_list
@@ -16,6 +16,8 @@ from mae.data.sources.huggingface import PREFIX, RowSource, absolute_rows, open_
 from mae.data.sources.labels import LabelledData as LabelledData
 from mae.data.sources.labels import LabelledSplit as LabelledSplit
 from mae.data.sources.labels import check_classes, check_divisible, check_parts, hold_out
+from mae.data.sources.names import KNOWN as KNOWN
+from mae.data.sources.names import check_exists
 from mae.data.sources.pack import PackSource, open_pack
 from mae.data.sources.pack_format import WORKING
 from mae.data.sources.source import Source as Source
@@ -26,7 +28,6 @@ from mae.errors import UsageError
 Files = FileSource | ZipSource | PackSource | TarSource | RowSource
 """Sources whose images have names, with directories that may give splits and classes."""
 
-KNOWN = ("cifar10", "stl10", "imagenet", "builtin:photos", "builtin:digits")
 _WITH_SPLITS = tuple(known for known in KNOWN if known != "imagenet")  # the others are the user's own files
 _TRAIN = ("train",)
 _TEST = ("test", "val", "validation")
@@ -177,8 +178,9 @@ def stored(spec: str) -> Storage:
     """
     if is_url(spec):
         return open_remote(spec)
+    check_exists(spec, data_root=Path("data"))
     if not Path(spec).is_dir():
-        raise UsageError(_missing(spec, Path(spec)))
+        raise UsageError(f"{spec} is a file; expected the folder of a pack")
     return LocalStorage(root=Path(spec))
 
 
@@ -191,8 +193,7 @@ def _opened(spec: str, path: Path) -> Files:
         return _opened_folder(spec, path)
     if not path.exists() and "{" in spec:
         return open_tars(expand_braces(spec), name=spec)
-    if not path.exists():
-        raise UsageError(_missing(spec, path))
+    check_exists(spec, data_root=path.parent)  # of imagenet: the path is in there
     # Opening a pipe would wait for someone to write into it.
     if path.is_file() and path.suffix.lower() == ".zip":
         return open_zip(path, name=spec)
@@ -213,17 +214,6 @@ def _opened_folder(spec: str, path: Path) -> Files:
         if tars := tars_below(path):
             return open_tars(tars, name=spec)
         raise
-
-
-def _missing(spec: str, path: Path) -> str:
-    if spec == "imagenet":
-        return f"imagenet is expected in {path}, which does not exist; put its train/ folder there"
-    if path.is_symlink():
-        return f"{spec} is a broken symbolic link; correct its target"
-    neighbours = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(spec, [*KNOWN, *sorted(neighbours)], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected a path or one of {', '.join(KNOWN)}"
-    return f"{spec} does not exist; {hint}"
 
 
 def directories_of(source: Files) -> list[list[str]]:

@@ -1,13 +1,16 @@
 """What a run prints to the terminal: tables before it, progress during it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from mae.text import visible
 
 _SECONDS_BETWEEN_LINES = 10.0
 _PLAIN: Any = {"highlight": False, "soft_wrap": True, "markup": False}
@@ -27,6 +30,17 @@ def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) ->
         printable = value.encode("utf-8", "replace").decode()
         table.add_row(escape(name), escape(printable))
     console.print(table)
+
+
+@contextmanager
+def stage(console: Console, text: str) -> Iterator[None]:
+    """Say what is being done: in a terminal with a sign of life until it is done, in a file by a line at once."""
+    if console.is_terminal:
+        with console.status(escape(visible(text))):
+            yield
+    else:
+        console.print(visible(text), style="bright_black", **_PLAIN)
+        yield
 
 
 def duration(seconds: float) -> str:
