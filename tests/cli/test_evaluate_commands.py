@@ -189,8 +189,11 @@ def test_a_stopped_training_says_so(typed, capsys, monkeypatch, signal_number, c
 
 
 @pytest.mark.parametrize("words", ["evaluate knn m --data x", "evaluate all m --data x", "embed m x --out f.npz"])
-def test_many_processes_are_given_the_same_command(monkeypatch, words):
+def test_many_processes_are_given_the_same_command(monkeypatch, tmp_path, words):
     started = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("m", "x"):  # what is not there is refused before a process is started
+        (tmp_path / name).mkdir()
 
     def launched(gpus, *, device, command):
         started.append((gpus, device, command))

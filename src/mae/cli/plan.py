@@ -27,9 +27,9 @@ def run(args: list[str]) -> int:
 
     from rich.console import Console
 
-    from mae.report.terminal.console import stage
+    from mae.report.terminal.console import side_console, stage
 
-    told = Console(stderr=True)
+    told = side_console()
     with stage(told, "Loading PyTorch"):
         from mae.pretraining.estimate.estimate import plan_pretraining
 

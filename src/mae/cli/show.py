@@ -1,7 +1,10 @@
 """`mae show MODEL`, and the options of a component: `mae show mask block`."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -98,42 +101,65 @@ def _default(option: Option) -> str:
 
 
 def _show_model(model: str, options: Mapping[str, Any]) -> int:
-    from pathlib import Path
+    from rich.console import Console
 
+    from mae.interop.imports.catalogue import find_public
+    from mae.models.presets import ALIASES, find_model
+    from mae.report.terminal.console import show_table
+
+    if Path(model).exists():
+        return _show_trained(model, options)
+    if model not in ALIASES and find_public(model) is not None:
+        raise UsageError(f"{model} are public weights; 'mae list weights {model}' tells of them, 'mae import' fetches")
+    find_model(model)
+    if options:
+        from mae.models.presets import model_config
+
+        rows = rows_of(model_config(model, **options))
+    else:
+        rows = stored_rows()[ALIASES.get(model, model)]
+    show_table(Console(), model, rows)
+    return 0
+
+
+def stored_rows() -> dict[str, list[tuple[str, str]]]:
+    """What `rows_of` says of each named model, computed once for all: counting takes PyTorch and seconds."""
+    stored = json.loads(files("mae.models").joinpath("named_models.json").read_text(encoding="utf-8"))
+    return {name: [(row, value) for row, value in rows.items()] for name, rows in stored.items()}
+
+
+def _show_trained(model: str, options: Mapping[str, Any]) -> int:
     from rich.console import Console
 
     from mae.evaluation.extractors.extractor import show_loaded
     from mae.interop.imports.open import open_model
     from mae.models.masked_autoencoder import MaskedAutoencoder
-    from mae.models.presets import model_config
-    from mae.models.summary import summarise
     from mae.report.terminal.console import show_table
 
-    console, has_decoder, origin = Console(), True, dict[str, Any]()
-    if not Path(model).exists():
-        config = model_config(model, **options)
-    elif options:
+    console = Console()
+    if options:
         raise UsageError(f"{model} is a trained model; its {', '.join(options)} cannot be chosen")
-    else:
-        loaded, report = open_model(Path(model))
-        if report.notes:  # of weights that others wrote, and of what was guessed about them
-            show_loaded(console, report.line())
-        assert loaded.config is not None  # a loaded model has the configuration it was loaded by
-        config, has_decoder, origin = loaded.config, isinstance(loaded, MaskedAutoencoder), dict(report.origin)
-    summary = summarise(config)
-    show_table(
-        console,
-        model,
-        [
-            *(_of_method(config, without=() if has_decoder else ("decoder",))),
-            ("grid", "x".join(map(str, config.layout.grid))),
-            ("encoder", f"{summary.encoder_params:,} parameters, {summary.encoder_flops / 1e9:.3g} GFLOP an image"),
-            *(_of_training(summary) if has_decoder else [("decoder", "none")]),
-            ("encode", f"{summary.encode_flops / 1e9:.3g} GFLOP an image, nothing hidden"),
-            *_of_origin(origin),
-        ],
-    )
+    loaded, report = open_model(Path(model))
+    if report.notes:  # of weights that others wrote, and of what was guessed about them
+        show_loaded(console, report.line())
+    assert loaded.config is not None  # a loaded model has the configuration it was loaded by
+    rows = rows_of(loaded.config, has_decoder=isinstance(loaded, MaskedAutoencoder))
+    show_table(console, model, [*rows, *_of_origin(report.origin)])
     return 0
+
+
+def rows_of(config: "MethodConfig", *, has_decoder: bool = True) -> list[tuple[str, str]]:
+    """What is shown of a model: its components with their options, parameters and arithmetic."""
+    from mae.models.summary import summarise
+
+    summary = summarise(config)
+    return [
+        *_of_method(config, without=() if has_decoder else ("decoder",)),
+        ("grid", "x".join(map(str, config.layout.grid))),
+        ("encoder weights", f"{summary.encoder_params:,} parameters, {summary.encoder_flops / 1e9:.3g} GFLOP an image"),
+        *(_of_training(summary) if has_decoder else [("decoder", "none")]),
+        ("encode", f"{summary.encode_flops / 1e9:.3g} GFLOP an image, nothing hidden"),
+    ]
 
 
 def _of_method(config: "MethodConfig", *, without: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -149,7 +175,7 @@ def _of_method(config: "MethodConfig", *, without: tuple[str, ...]) -> Iterator[
 
 def _of_training(summary: Any) -> list[tuple[str, str]]:
     return [
-        ("decoder", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
+        ("decoder weights", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
         ("training step", f"{summary.step_flops / 1e9:.3g} GFLOP an image, forward and backward"),
     ]
 

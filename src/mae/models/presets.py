@@ -131,7 +131,8 @@ def find_model(name: str) -> Factory:
     """
     known = [*_MODELS, *ALIASES]
     if name not in known:
-        near = get_close_matches(str(name), known, n=3, cutoff=0.4) or list_models()[:3]
+        begin = [each for each in known if each.startswith(str(name))][:3]
+        near = begin or get_close_matches(str(name), known, n=3, cutoff=0.4) or list_models()[:3]
         raise UsageError(f"unknown model {name!r}; nearest: {', '.join(near)} ('mae list models' shows all)")
     return _MODELS[ALIASES.get(name, name)]
 

@@ -8,10 +8,8 @@ from stat import S_ISREG
 from typing import ClassVar, Protocol, runtime_checkable
 
 from mae.data.items import fingerprint_of
+from mae.data.remote.urls import MANIFEST as MANIFEST
 from mae.errors import MAEError, UsageError
-
-MANIFEST = "pack.json"
-"""The file that lists the others of a store, with their checksums."""
 
 MAX_MANIFEST = 16 << 20
 """Bytes of the largest `pack.json` that is read: some 40,000 shards."""

@@ -1,6 +1,9 @@
-"""Which names of sources are URLs; apart from what fetches them, which takes long to import."""
+"""What tells kinds of sources apart by their names; nothing here takes long to import."""
 
 import re
+
+MANIFEST = "pack.json"
+"""The file that lists the others of a store, with their checksums."""
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
 

@@ -3,8 +3,7 @@
 import difflib
 from pathlib import Path
 
-from mae.data.remote.storage import MANIFEST
-from mae.data.remote.urls import is_url
+from mae.data.remote.urls import MANIFEST, is_url
 from mae.errors import UsageError
 
 KNOWN = ("cifar10", "stl10", "imagenet", "builtin:photos", "builtin:digits")

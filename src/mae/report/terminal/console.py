@@ -32,6 +32,13 @@ def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) ->
     console.print(table)
 
 
+def side_console() -> Console:
+    """Where the work of a command is told whose result is what it prints: a terminal alone."""
+    console = Console(stderr=True)
+    console.quiet = not console.is_terminal
+    return console
+
+
 @contextmanager
 def stage(console: Console, text: str) -> Iterator[None]:
     """Say what is being done: in a terminal with a sign of life until it is done, in a file by a line at once."""
