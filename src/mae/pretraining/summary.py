@@ -176,7 +176,8 @@ def _describe_threads() -> str:
 def _describe_watching(prepared: RunContext) -> str:
     lent = prepared.config.evaluation.monitor
     evaluated = "" if lent is None else f"; k-NN and probe on {lent}, looked at alone"
-    return f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{evaluated}"
+    every = f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{evaluated}"
+    return f"{every}; an arrow says which way is better"
 
 
 def summarise(prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines) -> dict[str, Any]:
@@ -265,5 +266,6 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
             ("model", str(folder.root / (summary["checkpoint"] or ""))),
             *([("pictures", str(folder.root / summary["panel"]))] if summary["panel"] else []),
             ("curve", str(folder.root / summary["curve"])),
+            ("page", str(folder.summary_page)),
         ],
     )
