@@ -15,6 +15,7 @@ from mae.core.method import default_kind
 from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.baselines import TrivialBaselines
 from mae.evaluation.common.capabilities import predicts_pixels
+from mae.meanings import meaning_of
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.build import num_workers
 from mae.pretraining.resolve import RunContext
@@ -224,6 +225,12 @@ def summarise(prepared: RunContext, trainer: Trainer, baselines: TrivialBaseline
     return summary
 
 
+def _describe_features(evaluation: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, str]]:
+    """What was watched, by names in words, each with an arrow to where it is better."""
+    named = ((meaning_of(name), watched) for name, watched in evaluation.items())
+    return [(f"{meaning.name} {meaning.arrow}".strip(), _describe_watched(watched)) for meaning, watched in named]
+
+
 def _describe_watched(watched: Mapping[str, float | None]) -> str:
     """What was watched of the features: where it began, where it ended, and the best there was on the way."""
     shape = ".1%" if "best" in watched else ".3g"
@@ -260,7 +267,7 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
         "Finished",
         [
             ("loss", _describe_loss(summary["loss"], summary["terms"], baseline)),
-            *((name, _describe_watched(watched)) for name, watched in summary["evaluation"].items()),
+            *_describe_features(summary["evaluation"]),
             *([("images", "\n".join(_describe_unreadable(summary["unreadable"])))] if summary["unreadable"] else []),
             ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
             ("model", str(folder.root / (summary["checkpoint"] or ""))),

@@ -31,8 +31,8 @@ def _of_loss(rows: Sequence[LogRow], baselines: Mapping[str, float]) -> list[str
     words, share = name.replace("_", " "), 1 - loss / best
     if share <= 0:
         return [
-            f"The reconstruction loss ({loss:.4f}) is not below that of the best trivial predictor ({words}, {best:.4f}): "
-            "the model has not learned to reconstruct yet."
+            f"The reconstruction loss ({loss:.4f}) is not below that of the best trivial predictor ({words}, "
+            f"{best:.4f}): the model has not learned to reconstruct yet."
         ]
     return [
         f"The reconstruction loss ({loss:.4f}) is {share:.0%} below the best trivial predictor ({words}, {best:.4f})."

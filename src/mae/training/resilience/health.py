@@ -299,7 +299,7 @@ class Overfitting:
 
 
 class Collapse:
-    """The features collapse: their effective rank falls to less than half of what it was, or to one; or they stay alike.
+    """The effective rank of the features falls to less than half of what it was or to one, or they stay alike.
 
     Alike: see `mae.meanings.looks_collapsed`. That is told once, since a short run may well end like this.
     """
@@ -338,7 +338,7 @@ class Collapse:
             return None
         self._told_alike = True
         return (
-            f"the features hardly tell images apart: mean cosine {numbers['mean_cosine']:.3f} (1: all alike), effective "
-            f"rank {numbers['effective_rank']:.1f}; early in a run, or where the images show nearly the same, this may "
+            f"the features hardly tell images apart: mean cosine {numbers['mean_cosine']:.3f} (1: all alike), "
+            f"effective rank {numbers['effective_rank']:.1f}; early in a run, or where the images show nearly the same, this may "
             "pass: train longer, and look at the rank again"
         )
