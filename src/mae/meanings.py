@@ -59,8 +59,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "effective_rank": Meaning(
         name="effective rank",
         better="up",
-        normal="from 1 (all features alike) to the smaller of width and images; below 5 beside a mean cosine above 0.98 "
-        "is collapse. It compares runs of one method",
+        normal="from 1 (all features alike) to the smaller of width and images; below 5 beside a mean cosine above "
+        "0.98 is collapse. It compares runs of one method",
     ),
     "feature_std": Meaning(name="feature spread", better=None, normal="from 0 (collapse) to 1 (spread out evenly)"),
     "mean_cosine": Meaning(

@@ -69,7 +69,7 @@ def test_the_live_line_holds_what_fits_the_most_important_first(width: int) -> N
     display = ProgressDisplay(console, total_steps=5000, start_step=0, mean_baseline=1.0)
     display.log({**ROW, "step": 1250, "terms": {"reconstruction": 0.5, "uniformity": -1.25}})
     display.close()
-    line = Text.from_ansi(text.getvalue().splitlines()[-1]).plain.strip()
+    *_, line = (Text.from_ansi(each).plain.strip() for each in text.getvalue().splitlines() if "1250/5000" in each)
     assert len(line) <= width
     bar, numbers = line.count("━") + line.count("╸") + line.count("╺"), line.lstrip("━╸╺ ")
     assert numbers.startswith("1250/5000  loss 0.5000 (50% below mean)  ETA ")

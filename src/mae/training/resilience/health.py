@@ -339,6 +339,6 @@ class Collapse:
         self._told_alike = True
         return (
             f"the features hardly tell images apart: mean cosine {numbers['mean_cosine']:.3f} (1: all alike), "
-            f"effective rank {numbers['effective_rank']:.1f}; early in a run, or where the images show nearly the same, this may "
-            "pass: train longer, and look at the rank again"
+            f"effective rank {numbers['effective_rank']:.1f}; early in a run, or where the images show "
+            "nearly the same, this may pass: train longer, and look at the rank again"
         )
