@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mae.pretraining.run import PretrainResult as PretrainResult
     from mae.pretraining.run import load as load
     from mae.pretraining.run import pretrain as pretrain
+    from mae.training.log import Callback as Callback
 
 _WHERE = {
     "RunConfig": "mae.config",
@@ -65,6 +66,7 @@ _WHERE = {
     "save": "mae.models.file",
     "create_model": "mae.models.presets",
     "list_models": "mae.models.presets",
+    "Callback": "mae.training.log",
     "PretrainResult": "mae.pretraining.run",
     "load": "mae.pretraining.run",
     "pretrain": "mae.pretraining.run",

@@ -29,7 +29,7 @@ def test_a_run_leaves_what_the_docs_promise(pretrain: Run, tmp_path: Path):
     run = tmp_path / "run"
     assert {path.name for path in run.iterdir()} == {
         "config.json", "data.json", "metrics.jsonl", "summary.json", "loss.png", "checkpoints", "panels", "tensorboard",
-        ".lock",
+        ".lock", "ended.json", "summary.html",
     }  # fmt: skip
     assert [row["step"] for row in loss_rows(read_rows(run / "metrics.jsonl"))] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-00000004", "step-00000006"}

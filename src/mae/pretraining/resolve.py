@@ -1,6 +1,7 @@
 """Resolve a run before its first step: what was left open is chosen, what cannot work is refused."""
 
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -493,6 +494,8 @@ def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection
     changes = {name: asked[name] for name in given if not is_changeable(name)}
     begun = stored.flat()
     if differing := [name for name, value in changes.items() if stored.override({name: value}) != stored]:
+        if set(differing) <= {"epochs", "steps"}:
+            raise UsageError(_why_not_longer(stored, folder, {name: asked[name] for name in differing}))
         told = "; ".join(f"{name} was {begun.get(name)!r}, is now {asked[name]!r}" for name in differing)
         raise UsageError(
             f"the run in {folder.root} was begun with other options: {told}. Leave those options out to resume it, "
@@ -506,6 +509,24 @@ def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection
             "micro-batch, so this would be another objective. Leave the option out, or start a new run"
         )
     return stored.override(machine), folder
+
+
+def _why_not_longer(stored: RunConfig, folder: RunFolder, asked: Mapping[str, Any]) -> str:
+    """Why a run keeps its length: its rate falls along a cosine of that length, which cannot be gone on with."""
+    lengths = {
+        name: value for name, value in stored.flat().items() if name in ("epochs", "steps") and value is not None
+    }
+    was, now = (
+        ", ".join(f"{value:g} {name}" for name, value in length.items() if value is not None)
+        for length in (lengths, asked)
+    )
+    begin = f"mae pretrain {shlex.quote(stored.source)} --init-from {shlex.quote(str(folder.root))} --out NEW"
+    return (
+        f"the run in {folder.root} is one of {was}, and {now} are asked for: its learning rate falls along a cosine of "
+        f"that length, and raising it again would make another run of it. Leave --{next(iter(asked))} out to "
+        f"resume it; to train its weights for longer, with a schedule of their own, begin a new run: {begin} with "
+        "--epochs or --steps"
+    )
 
 
 def default_place(config: RunConfig) -> tuple[Path, str]:

@@ -1,11 +1,13 @@
 """The run itself."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from signal import SIGINT, Signals
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from torch import nn
 
 from mae.config import RunConfig
 from mae.data.loading.loader import explained_worker_failure
-from mae.errors import UsageError
+from mae.errors import MAEError, Stopped, UsageError
 from mae.evaluation.common.baselines import TrivialBaselines
 from mae.interop.imports.catalogue import terms
 from mae.interop.imports.open import open_model
@@ -34,7 +36,10 @@ from mae.pretraining.resolve import (
 from mae.pretraining.summary import show_header, show_summary, summarise
 from mae.pretraining.watch.alerts import make_health
 from mae.pretraining.watch.online_eval import make_monitor, steps_between_looks
+from mae.pretraining.watch.status import read_state
 from mae.recipes import recipe_config
+from mae.records import write_json
+from mae.report.html.watch import write_watch_page
 from mae.report.terminal.console import ProgressDisplay, stage
 from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
@@ -42,11 +47,12 @@ from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world, may_be_restarted, was_restarted
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
-from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
+from mae.training.log import Callback, JsonLines, TensorBoard, read_rows
 from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
 from mae.training.settings import PeriodicTask
 
 _log = logging.getLogger(__name__)
+_LONGEST_REASON = 2000  # characters of an error's message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,13 @@ def load(path: str | Path) -> PretrainedEncoder:
 
 
 def pretrain(
-    source: str | Path = "", *, recipe: str = "default", resume: bool = False, quiet: bool = False, **options: Any
+    source: str | Path = "",
+    *,
+    recipe: str = "default",
+    resume: bool = False,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
 ) -> PretrainResult:
     """Pre-train a masked autoencoder; does what the command `mae pretrain` does.
 
@@ -105,6 +117,8 @@ def pretrain(
         recipe: where the defaults come from.
         resume: go on with the run in `out`; begin it where there is none yet and `source` says of what.
         quiet: show nothing.
+        callbacks: get each row of the run's log, in the main process alone; see `mae.Callback`. An exception that one
+            raises ends the run, and is raised here.
         options: fields of `RunConfig`, such as `model="mae_vit_small"` or `epochs=100`.
 
     Raises:
@@ -122,10 +136,17 @@ def pretrain(
     if recipe != "default":
         given["recipe"] = recipe
     config = recipe_config(recipe).override({**given, "recipe": recipe})
-    return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet))
+    return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet), callbacks=callbacks)
 
 
-def run_pretraining(config: RunConfig, *, given: Collection[str], resume: bool, console: Console) -> PretrainResult:
+def run_pretraining(
+    config: RunConfig,
+    *,
+    given: Collection[str],
+    resume: bool,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+) -> PretrainResult:
     """Carry a configuration out.
 
     Args:
@@ -133,6 +154,7 @@ def run_pretraining(config: RunConfig, *, given: Collection[str], resume: bool, 
         given: names of the options the user set: a resumed run refuses other values of them.
         resume: go on with the run in `config.out`; begin it where there is none yet and the configuration has a source.
         console: where header and progress are shown.
+        callbacks: see `pretrain`.
 
     Raises:
         UsageError: the request cannot be carried out as asked.
@@ -152,7 +174,7 @@ def run_pretraining(config: RunConfig, *, given: Collection[str], resume: bool, 
         # No name here keeps the weights to begin with, which are let go once they are in the model.
         with stage(console, f"Reading the images of {config.source}"):
             prepared = [prepare_run(config, folder, device, world, resume=newest is not None, given=given)]
-        return _run(prepared.pop(), newest, console, held)
+        return _run(prepared.pop(), newest, console, held, callbacks)
 
 
 def _begun(
@@ -186,14 +208,16 @@ def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
     return "" if newest is None else str(newest), note
 
 
-def _run(prepared: RunContext, newest: str | None, console: Console, held: ExitStack) -> PretrainResult:
+def _run(
+    prepared: RunContext, newest: str | None, console: Console, held: ExitStack, callbacks: Sequence[Callback]
+) -> PretrainResult:
     if newest == "":  # it was stopped before its first checkpoint
         prepared = replace(prepared, start=find_init_weights(prepared.config, prepared.world))
     world, model = prepared.world, fresh_model(prepared)
     prepared = replace(prepared, start=None)
     world.from_main(partial(check_disk, prepared, model, newest))
     with _folder_claimed(prepared) as prepared:
-        return _carry_out(prepared, model, newest, console, held)
+        return _carry_out(prepared, model, newest, console, held, callbacks)
 
 
 @contextmanager
@@ -213,7 +237,12 @@ def _folder_claimed(prepared: RunContext) -> Iterator[RunContext]:
 
 
 def _carry_out(
-    prepared: RunContext, model: MaskedAutoencoder, newest: str | None, console: Console, held: ExitStack
+    prepared: RunContext,
+    model: MaskedAutoencoder,
+    newest: str | None,
+    console: Console,
+    held: ExitStack,
+    callbacks: Sequence[Callback],
 ) -> PretrainResult:
     world = prepared.world
     if not newest and prepared.config.machine.doctor:
@@ -234,10 +263,13 @@ def _carry_out(
     if prepared.config.machine.compile:
         model.compile()
     world.from_main(partial(_open_folder, prepared, held))
-    finished = _train(prepared, trainer, tasks, baselines, console)
-    if finished and prepared.method.target_changes:  # the loss at the end is compared with what its target is by then
-        baselines = baselines_of(prepared, model)
-    summary = summarise(prepared, trainer, baselines) if finished and world.is_main else {}
+    with _ending_recorded(prepared, trainer):
+        finished = _train(prepared, trainer, tasks, baselines, console, callbacks)
+        if finished and prepared.method.target_changes:  # the loss at the end is compared with its target by then
+            baselines = baselines_of(prepared, model)
+        summary = summarise(prepared, trainer, baselines) if finished and world.is_main else {}
+    if world.is_main:
+        _write_page(prepared.folder, console)
     if summary:
         show_summary(console, prepared.folder, summary)
     return PretrainResult(
@@ -249,6 +281,37 @@ def _carry_out(
     )
 
 
+@contextmanager
+def _ending_recorded(prepared: RunContext, trainer: Trainer) -> Iterator[None]:
+    """Write into the run's folder how it ended, for those who watch it; a run that is killed writes nothing."""
+    how, why = "stopped", ""
+    try:
+        yield
+        if trainer.step == prepared.total_steps:
+            how = "finished"
+        elif trainer.stopped_by:
+            why = "Ctrl-C" if trainer.stopped_by == SIGINT else Signals(trainer.stopped_by).name
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, Stopped):
+            how = "failed"
+        why = str(error)[:_LONGEST_REASON] or type(error).__name__
+        raise
+    finally:
+        if prepared.world.is_main:
+            with suppress(OSError):  # on a full disk it is missing, and nothing else is lost
+                write_json(
+                    prepared.folder.ended, {"how": how, "why": why, "step": trainer.step, "at": round(time.time(), 3)}
+                )
+
+
+def _write_page(folder: RunFolder, console: Console) -> None:
+    """The run on one page; a run that came to its end is not called failed for want of it."""
+    try:
+        write_watch_page(read_state(folder.root, now=time.time()), folder.summary_page, refresh=None)
+    except (MAEError, OSError) as error:
+        console.print(visible(f"the page of the run is missing: {error}"), style="yellow", markup=False, soft_wrap=True)
+
+
 def _open_folder(prepared: RunContext, held: ExitStack) -> None:
     """Make the folder ready to be written; that of a new run is from here on nobody else's until `held` is closed."""
     folder = prepared.folder
@@ -256,6 +319,7 @@ def _open_folder(prepared: RunContext, held: ExitStack) -> None:
         folder.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(only_writer(folder.root))
         folder.begin(prepared.config.to_json(), prepared.found)
+    folder.ended.unlink(missing_ok=True)
     remove_leftovers(folder.checkpoints)
 
 
@@ -278,7 +342,12 @@ def _steps_between_tasks(prepared: RunContext) -> tuple[int, int]:
 
 
 def _train(
-    prepared: RunContext, trainer: Trainer, tasks: list[PeriodicTask], baselines: TrivialBaselines, console: Console
+    prepared: RunContext,
+    trainer: Trainer,
+    tasks: list[PeriodicTask],
+    baselines: TrivialBaselines,
+    console: Console,
+    callbacks: Sequence[Callback],
 ) -> bool:
     if not prepared.world.is_main:
         with explained_worker_failure():
@@ -286,12 +355,13 @@ def _train(
     folder = prepared.folder
     start = {"start_step": trainer.step}
     with ExitStack() as stack:
-        observers: list[Observer] = [
+        observers: list[Callback] = [
             JsonLines(folder.metrics, **start),
             TensorBoard(folder.tensorboard, start_samples=trainer.samples),
             ProgressDisplay(
                 console, total_steps=prepared.total_steps, mean_baseline=_mean_baseline(prepared, baselines), **start
             ),
+            *callbacks,
         ]
         for observer in observers:
             stack.callback(observer.close)

@@ -15,6 +15,7 @@ from mae.core.method import default_kind
 from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.baselines import TrivialBaselines
 from mae.evaluation.common.capabilities import predicts_pixels
+from mae.meanings import meaning_of
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.build import num_workers
 from mae.pretraining.resolve import RunContext
@@ -176,7 +177,8 @@ def _describe_threads() -> str:
 def _describe_watching(prepared: RunContext) -> str:
     lent = prepared.config.evaluation.monitor
     evaluated = "" if lent is None else f"; k-NN and probe on {lent}, looked at alone"
-    return f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{evaluated}"
+    every = f"label-free numbers, every {steps_between_looks(prepared):,} steps and at both ends{evaluated}"
+    return f"{every}; an arrow says which way is better"
 
 
 def summarise(prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines) -> dict[str, Any]:
@@ -223,6 +225,12 @@ def summarise(prepared: RunContext, trainer: Trainer, baselines: TrivialBaseline
     return summary
 
 
+def _describe_features(evaluation: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, str]]:
+    """What was watched, by names in words, each with an arrow to where it is better."""
+    named = ((meaning_of(name), watched) for name, watched in evaluation.items())
+    return [(f"{meaning.name} {meaning.arrow}".strip(), _describe_watched(watched)) for meaning, watched in named]
+
+
 def _describe_watched(watched: Mapping[str, float | None]) -> str:
     """What was watched of the features: where it began, where it ended, and the best there was on the way."""
     shape = ".1%" if "best" in watched else ".3g"
@@ -259,11 +267,12 @@ def show_summary(console: Console, folder: RunFolder, summary: Mapping[str, Any]
         "Finished",
         [
             ("loss", _describe_loss(summary["loss"], summary["terms"], baseline)),
-            *((name, _describe_watched(watched)) for name, watched in summary["evaluation"].items()),
+            *_describe_features(summary["evaluation"]),
             *([("images", "\n".join(_describe_unreadable(summary["unreadable"])))] if summary["unreadable"] else []),
             ("time", f"{duration(summary['seconds'])}, {summary['images_per_second']:,.0f} images/s"),
             ("model", str(folder.root / (summary["checkpoint"] or ""))),
             *([("pictures", str(folder.root / summary["panel"]))] if summary["panel"] else []),
             ("curve", str(folder.root / summary["curve"])),
+            ("page", str(folder.summary_page)),
         ],
     )

@@ -21,7 +21,7 @@ from mae.training import checkpoint
 from mae.training.checkpoint import take_snapshot, teacher_of
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import ToldByMain, World
-from mae.training.log import Observer
+from mae.training.log import Callback
 from mae.training.meter import Meter
 from mae.training.resilience.collective_status import StatusExchange
 from mae.training.resilience.nonfinite import MAX_CONSECUTIVE, NonFiniteCounter, NonFiniteSteps, all_finite
@@ -139,7 +139,7 @@ class Trainer:
         )
         return state
 
-    def run(self, *, observers: Sequence[Observer] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
+    def run(self, *, observers: Sequence[Callback] = (), tasks: Sequence[PeriodicTask] = ()) -> bool:
         """Train to the end, or until a signal asks one of the processes to stop; either way the last step is saved.
 
         Args:
@@ -165,7 +165,7 @@ class Trainer:
         return self.step == self.settings.total_steps
 
     def _loop(
-        self, batches: Iterator[Mapping[str, Any]], observers: Sequence[Observer], tasks: Sequence[PeriodicTask]
+        self, batches: Iterator[Mapping[str, Any]], observers: Sequence[Callback], tasks: Sequence[PeriodicTask]
     ) -> None:
         began = time.monotonic() - self.seconds
         batches = self._warmed_up(batches)
@@ -272,7 +272,7 @@ class Trainer:
             return whole(nn.utils.clip_grad_norm_(parameters, self.settings.clip_grad))
         return whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
-    def _check_nonfinite_steps(self, observers: Sequence[Observer]) -> bool:
+    def _check_nonfinite_steps(self, observers: Sequence[Callback]) -> bool:
         """Report skipped steps; several in a row roll the run back to its last good checkpoint.
 
         Returns:
@@ -290,7 +290,7 @@ class Trainer:
             self._roll_back(observers, steps)
         return steps.now == 0
 
-    def _roll_back(self, observers: Sequence[Observer], steps: NonFiniteSteps) -> None:
+    def _roll_back(self, observers: Sequence[Callback], steps: NonFiniteSteps) -> None:
         self._finish_save()
         found = self.world.from_main(self._newest)
         newest = None if found is None else Path(found)
@@ -328,11 +328,11 @@ class Trainer:
             f"no nan{captured}"
         )
 
-    def _warn(self, observers: Sequence[Observer], name: str, text: str) -> None:
+    def _warn(self, observers: Sequence[Callback], name: str, text: str) -> None:
         for observer in observers:
             observer.log({"step": self.step, "samples": self.samples, "warning": {"name": name, "text": text}})
 
-    def _log(self, observers: Sequence[Observer]) -> None:
+    def _log(self, observers: Sequence[Callback]) -> None:
         means, names, speed = self._meter.read(self.settings.batch_size)
         values = dict(zip(names, self.world.mean(means).tolist(), strict=True))
         if not isfinite(values["loss"]):  # every step was skipped, which is reported
@@ -381,7 +381,7 @@ class Trainer:
             if (teacher := teacher_of(self.mirror)) is not None:
                 teacher.load_state_dict(taught)
 
-    def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Observer]) -> None:
+    def _run_tasks(self, tasks: Sequence[PeriodicTask], observers: Sequence[Callback]) -> None:
         final = self.step == self.settings.total_steps
         due = [task for task in tasks if final or self.step % task.every == 0]
         if not due:

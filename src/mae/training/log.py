@@ -13,8 +13,13 @@ LogRow = Mapping[str, Any]
 
 
 @runtime_checkable
-class Observer(Protocol):
-    """Gets the rows of a run's log."""
+class Callback(Protocol):
+    """Gets the rows of a run's log; given to `mae.pretrain(..., callbacks=[...])`.
+
+    Each row is a dictionary with `step` and `samples`. One with a `loss` holds the numbers of the steps since the last
+    such row, as `metrics.jsonl` does; one with an `evaluation` the numbers of an online evaluation by name; one with a
+    `warning` its `name` and `text`.
+    """
 
     def log(self, row: LogRow) -> None:
         """Take a row: the numbers of the steps since the last one, or those of an `evaluation`, without a loss."""

@@ -50,6 +50,16 @@ class RunFolder:
         return self.root / "summary.json"
 
     @property
+    def ended(self) -> Path:
+        """How the run ended; not there while it goes on, nor after it was killed."""
+        return self.root / "ended.json"
+
+    @property
+    def summary_page(self) -> Path:
+        """The run on one page, written when it ends."""
+        return self.root / "summary.html"
+
+    @property
     def checkpoints(self) -> Path:
         """Committed checkpoints, `step-…/`."""
         return self.root / "checkpoints"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mae import records
 from mae.errors import UsageError
@@ -66,6 +66,44 @@ class _SummaryFacts:
         _expect("seconds", self.seconds, 0 <= self.seconds < inf, "a finite number of 0 or more")
         rate = self.images_per_second
         _expect("images_per_second", rate, 0 < rate < inf, "a finite number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The contents of `ended.json`.
+
+    Attributes:
+        how: `finished`; `stopped`, by a signal; or `failed`.
+        why: the signal or the error's message; empty for a finished run.
+        step: optimizer steps done.
+        at: when, in seconds since 1970.
+
+    Raises:
+        UsageError: a value that no run writes.
+    """
+
+    how: Literal["finished", "stopped", "failed"]
+    why: str
+    step: int
+    at: float
+
+    def __post_init__(self) -> None:
+        _expect("step", self.step, self.step >= 0, "0 or more")
+        _expect("at", self.at, 0 <= self.at < inf, "seconds since 1970")
+
+
+def read_ending(path: Path) -> Ending | None:
+    """How a run ended, by its `ended.json`; None: it goes on, or was killed.
+
+    Raises:
+        UsageError: the file holds what no run writes.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return records.read_record(Ending, path, what="entry")
+    except UsageError as error:
+        raise UsageError(f"{error}; put back what was edited by hand, or delete the file") from error
 
 
 def read_image_facts(path: Path, *, needed: Collection[str]) -> dict[str, Any]:

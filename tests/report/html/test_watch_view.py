@@ -71,7 +71,7 @@ def test_describes_a_live_run(tmp_path):
     assert told["baselines"] == "zero 0.9900, mean of visible 0.8000"
     assert told["reference"] == "0.5000 ± 0.0667 at the same number of samples (recipe demo, 2 seeds)"
     assert told["held out"] == "0.6000; 0.5500 on as many training images"
-    assert told["features"] == "effective rank 8.5 (first 2), knn 0.5 (first 0.25), chance 0.1"
+    assert told["features"] == "effective rank 8.5 ↑ (first 2), k-NN accuracy 50.0% ↑ (first 25.0%), chance 10.0%"
     assert told["warnings"].splitlines() == [
         "1 earlier", *(f"step {step}, loss_spike: text {step}" for step in (20, 30, 40))
     ]  # fmt: skip

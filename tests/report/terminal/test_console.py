@@ -1,9 +1,11 @@
 """What the progress display says of each kind of row."""
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from mae.report.terminal.console import ProgressDisplay
 
@@ -16,7 +18,7 @@ ROW = {
     "images_per_second": 1234.5,
     "data_wait": 0.25,
 }
-EVALUATION = {"step": 4, "samples": 32, "evaluation": {"knn": 38.41234, "[odd] name": 0.5}}
+EVALUATION = {"step": 4, "samples": 32, "evaluation": {"knn": 0.3841234, "[odd] name": 0.5}}
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -29,8 +31,10 @@ def test_rows_are_shown(terminal: bool, baseline: float | None) -> None:
     display.log(ROW)
     display.log(EVALUATION)
     display.close()
-    assert "step 0  knn 38.41  [odd] name 0.5" in text.getvalue()
-    assert "step 4  knn 38.41  [odd] name 0.5" in text.getvalue()
+    assert "step 0  k-NN accuracy 38.4% ↑  [odd] name 0.5" in text.getvalue()
+    assert "step 4  k-NN accuracy 38.4% ↑  [odd] name 0.5" in text.getvalue()
+    if terminal:
+        return
     beside = "" if baseline is None else " (50% below mean predictor)"
     assert f"step 4/8  loss 0.5000{beside}  lr 1.00e-03  1,234 images/s" in text.getvalue()
 
@@ -56,3 +60,30 @@ def test_a_look_before_the_first_step_is_not_reckoned_as_steps(monkeypatch: pyte
     display.log(EVALUATION)  # later ones come again, and count
     display.log({**ROW, "step": 7})
     assert "ETA 1 min 40 s" in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_the_live_line_holds_what_fits_the_most_important_first(width: int) -> None:
+    text = StringIO()
+    console = Console(file=text, force_terminal=True, width=width, color_system=None)
+    display = ProgressDisplay(console, total_steps=5000, start_step=0, mean_baseline=1.0)
+    display.log({**ROW, "step": 1250, "terms": {"reconstruction": 0.5, "uniformity": -1.25}})
+    display.close()
+    *_, line = (Text.from_ansi(each).plain.rstrip() for each in text.getvalue().splitlines() if "1250/5000" in each)
+    assert len(line) <= width
+    bar, numbers = line.index("1250/5000"), line[line.index("1250/5000") :]  # without colour its rest is blank
+    assert numbers.startswith("1250/5000  loss 0.5000 (50% below mean)  ETA ")
+    assert bar >= 10 if width >= 80 else bar == 0
+    fields = ("img/s", "lr 1.00e-03", "waiting for data 25%", "uniformity -1.2500")
+    shown = [field in line for field in fields]
+    assert shown == sorted(shown, reverse=True)  # only the end is left out
+    assert sum(shown) >= {60: 0, 80: 1, 100: 2, 120: 3, 200: 4}[width]
+
+
+def test_where_no_arrow_can_be_written_a_word_stands_for_it(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="ascii") as file:
+        display = ProgressDisplay(Console(file=file, width=80), total_steps=8, start_step=0, mean_baseline=None)
+        display.log({"step": 4, "samples": 32, "evaluation": {"effective_rank": 4.238, "uniformity": -0.5}})
+    assert (tmp_path / "log").read_text() == (
+        "step 4  effective rank 4.24 (up is better)  uniformity -0.5 (down is better)\n"
+    )

@@ -214,3 +214,11 @@ def test_features_of_one_dimension_are_told_though_they_never_had_more() -> None
     told = seen([look(100 * number, effective_rank=rank) for number, rank in enumerate(ranks)], Collapse())
     assert [step for step, _, _ in told] == [100, 500]
     assert "is 1.02: all images look alike" in told[0][2]
+
+
+def test_features_that_stay_alike_are_told_once_and_not_before_the_first_step() -> None:
+    alike = {"effective_rank": 4.238, "feature_std": 0.08954, "mean_cosine": 0.9905}
+    found = seen([look(100 * number, **alike) for number in range(4)], Collapse())
+    assert [step for step, _, _ in found] == [100] and "mean cosine 0.991" in found[0][2]
+    spread = [{**alike, "mean_cosine": 0.9}, {**alike, "effective_rank": 40.0}]
+    assert all(seen([look(100, **numbers)], Collapse()) == [] for numbers in spread)

@@ -30,7 +30,7 @@ from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
-from mae.training.log import JsonLines, Observer, TensorBoard, read_rows
+from mae.training.log import Callback, JsonLines, TensorBoard, read_rows
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 
@@ -258,7 +258,7 @@ def _train(task: LabelledTask, folder: Path, trainer: Trainer, periodic: Periodi
             return trainer.run(tasks=[periodic])
     start = {"start_step": trainer.step}
     with ExitStack() as stack:
-        observers: list[Observer] = [
+        observers: list[Callback] = [
             JsonLines(folder / "metrics.jsonl", **start),
             TensorBoard(folder / "tensorboard", start_samples=trainer.samples),
             ProgressDisplay(task.console, total_steps=trainer.settings.total_steps, mean_baseline=None, **start),

@@ -16,7 +16,7 @@ from mae.pretraining.resolve import RunContext
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.terminal.console import NO_BASELINE
 from mae.training.engine import Trainer
-from mae.training.log import Observer
+from mae.training.log import Callback
 from mae.training.resilience.health import (
     Collapse,
     DataWait,
@@ -36,7 +36,7 @@ _TIMED_IMAGES = 32
 
 
 def make_health(
-    prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines, observers: Sequence[Observer]
+    prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines, observers: Sequence[Callback]
 ) -> Health:
     """What looks for signs that the run goes wrong, and tells the observers."""
     schedule, batch_size = trainer.settings.schedule, trainer.settings.batch_size

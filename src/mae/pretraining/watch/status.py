@@ -16,14 +16,16 @@ from rich.live import Live
 
 from mae.config import RunConfig
 from mae.errors import MAEError, UsageError
+from mae.pretraining.watch.verdict import verdict
 from mae.recipes.reference import reference_for
 from mae.report.figures.curves import Line, read_line
 from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
 from mae.training.log import LogRow, loss_rows, read_rows
-from mae.training.run_records import read_image_facts, read_summary
+from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary
 
 # The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
 _CONFIG, _DATA, _METRICS, _SUMMARY = "config.json", "data.json", "metrics.jsonl", "summary.json"
+_ENDED = "ended.json"
 _PANELS, _CHECKPOINTS = "panels", "checkpoints"
 
 _PACE_ROWS = 20
@@ -75,7 +77,7 @@ def _follow(folder: Path, page: Path | None, every: int, console: Console) -> No
             state = read_state(folder, now=time.time(), silent=silence.seconds())
             if console.is_terminal:
                 live.update(terminal_view(state), refresh=True)
-            if state.status == "finished":
+            if state.status == "finished" or state.ended_by:
                 return
             if page is not None and time.monotonic() >= due:
                 write_watch_page(state, page, refresh=every)
@@ -126,8 +128,9 @@ def read_state(folder: Path, *, now: float, silent: float | None = None) -> RunS
     try:
         rows = read_rows(folder / _METRICS)
         written_at = _written_at(folder, now) if silent is None else now - silent
-        state = _state(folder, config, found, summary, rows, now, written_at)
-    except MAEError:
+        ending = read_ending(folder / _ENDED)
+        state = _state(folder, config, found, summary, rows, ending, now, written_at)
+    except (MAEError, UsageError):
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:  # such as a row without a step
         raise MAEError(
@@ -144,6 +147,7 @@ def _state(
     found: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
     rows: Sequence[LogRow],
+    ending: Ending | None,
     now: float,
     written_at: float,
 ) -> RunState:
@@ -151,10 +155,12 @@ def _state(
     step = max((int(row["step"]) for row in rows), default=0)
     total = _total_steps(config, found, summary, rows)
     silent = max(0.0, now - written_at)
-    stopped = silent > _patience(trained)
+    broken_off = ending is not None and ending.how != "finished"
+    stopped = broken_off or silent > _patience(trained)
     status = "finished" if summary is not None else "stopped" if stopped else "live"
     # A run that is over has them in its summary; one that was resumed has measured them again.
     baselines = [row["baselines"] for row in (*rows, summary or {}) if "baselines" in row]
+    looks = [row for row in rows if "evaluation" in row]
     return RunState(
         folder=folder,
         status=status,  # type: ignore[arg-type]
@@ -166,11 +172,7 @@ def _state(
         newest=_newest(trained, summary),
         loss=_loss_line(trained),
         baselines=_floats(baselines[-1]) if baselines else {},
-        looks=[
-            Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"]))
-            for row in rows
-            if "evaluation" in row
-        ],
+        looks=[Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"])) for row in looks],
         warnings=[
             Warned(step=row["step"], name=str(row["warning"]["name"]), text=str(row["warning"]["text"]))
             for row in rows
@@ -178,6 +180,8 @@ def _state(
         ],
         panel=max((folder / _PANELS).glob("step-*.png"), default=None),
         facts=_facts(config, found),
+        ended_by=f"{ending.how}: {ending.why}" if ending is not None and ending.how != "finished" else "",
+        verdict=verdict(trained, looks, baselines[-1] if baselines else {}),
     )
 
 

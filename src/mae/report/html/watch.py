@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mae.meanings import meaning_of
 from mae.report.figures.canvas import readable
 from mae.report.figures.curves import Line, draw_lines
 from mae.report.figures.learning_curve import draw_learning_curve
@@ -92,6 +93,8 @@ class RunState:
         reference: the loss curve of reference runs of the same recipe.
         reference_note: what they are, and how this run differs.
         facts: the run's set-up, as pairs of name and value.
+        ended_by: how and why a run ended before its last step, by its own word; empty if it did not or never said.
+        verdict: what the run has reached, in a sentence or two; empty before its first numbers.
     """
 
     folder: Path
@@ -110,6 +113,8 @@ class RunState:
     reference: Line | None = None
     reference_note: str = ""
     facts: Sequence[tuple[str, str]] = ()
+    ended_by: str = ""
+    verdict: str = ""
 
     @property
     def reconstruction(self) -> float | None:
@@ -154,6 +159,8 @@ def _status(state: RunState) -> str:
     step = f"step {state.step:,} of {state.total_steps:,} ({state.step / state.total_steps:.0%})"
     if state.status == "finished":
         return f"finished, {state.total_steps:,} steps"
+    if state.ended_by:
+        return f"{state.ended_by}; ended at {step}; go on with: {_resume(state)}"
     if state.status == "stopped":
         silent, since = duration(state.read_at - state.written_at), _clock(state.written_at)
         return f"stopped at {step}: nothing written for {silent}, since {since}; resume with: {_resume(state)}"
@@ -200,9 +207,10 @@ def _looks(state: RunState) -> list[tuple[str, str]]:
         beside = "" if train is None else f"; {train[-1]:.4f} on as many training images"
         rows.append(("held out", f"{held_out[-1]:.4f}{beside}"))
     others = [
-        f"{_words(name)} {readable(values[-1])}" + (f" (first {readable(values[0])})" if len(set(values)) > 1 else "")
-        for name, values in series.items()
-        if name not in _HELD_OUT
+        f"{meaning.name} {meaning.shown(values[-1])}"
+        + (f" {meaning.arrow}" if meaning.arrow else "")
+        + (f" (first {meaning.shown(values[0])})" if len(set(values)) > 1 else "")
+        for meaning, values in ((meaning_of(name), values) for name, values in series.items() if name not in _HELD_OUT)
     ]
     return [*rows, *([("features", ", ".join(others))] if others else [])]
 
@@ -252,11 +260,12 @@ def write_watch_page(state: RunState, path: Path, *, refresh: int | None) -> Non
         sections = [*_warnings(state), *_loss(state, Path(folder)), *_features(state, Path(folder)), *_panel(state)]
         setup = Section(title="Set-up", header=("setting", "value"), rows=state.facts)
         again = [Section(title="Resume", commands=[_resume(state)])] if state.status == "stopped" else []
+        reached = [Section(title="What it reached", text=state.verdict)] if state.verdict else []
         write_page(
             path,
             title=f"{_name(state)}: {state.status}",
             facts=[*(row for row in describe(state) if row[0] not in _IN_SECTIONS), ("read", _clock(state.read_at))],
-            sections=[*again, *sections, setup],
+            sections=[*reached, *again, *sections, setup, *_next(state)],
             refresh=refresh,
         )
 
@@ -296,7 +305,14 @@ def _features(state: RunState, folder: Path) -> list[Section]:
     if not series:
         return []
     rows = [
-        (_words(name), readable(values[0]), readable(values[-1]), sparkline(values)) for name, values in series.items()
+        (
+            f"{meaning.name} {meaning.arrow}".strip(),
+            meaning.shown(values[0]),
+            meaning.shown(values[-1]),
+            sparkline(values),
+            meaning.normal,
+        )
+        for meaning, values in ((meaning_of(name), values) for name, values in series.items())
     ]
     drawn = []
     if any(isfinite(value) for name in _ACCURACIES for value in series.get(name, [])):
@@ -305,8 +321,17 @@ def _features(state: RunState, folder: Path) -> list[Section]:
         levels = {name: series[name][-1] for name in _CHANCE if name in series}
         title = f"{_name(state)}: features on labelled data"
         draw_learning_curve(measured, series=_ACCURACIES, levels=levels, x="samples", title=title, path=drawn[0])
-    header = ("number", "first", f"step {state.looks[-1].step:,}", "curve")
+    header = ("number", "first", f"step {state.looks[-1].step:,}", "curve", "what is normal")
     return [Section(title="Online evaluation", header=header, rows=rows, pictures=drawn)]
+
+
+def _next(state: RunState) -> list[Section]:
+    """What to do with a finished run."""
+    if state.status != "finished":
+        return []
+    run = shlex.quote(str(state.folder))
+    commands = [f"mae reconstruct {run} IMAGES/", f"mae neighbours {run} IMAGES/", f"mae evaluate all {run} LABELLED/"]
+    return [Section(title="Next", text="Put your own folders in place of the capitals.", commands=commands)]
 
 
 def _panel(state: RunState) -> list[Section]:

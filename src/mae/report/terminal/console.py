@@ -5,14 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
+from mae.meanings import meaning_of
 from mae.text import visible
 
 _SECONDS_BETWEEN_LINES = 10.0
+_LEAST_BAR, _MOST_BAR = 10, 40
+_NARROW = 80
+"""Columns below which the numbers need the room of the bar."""
 _PLAIN: Any = {"highlight": False, "soft_wrap": True, "markup": False}
 
 NO_BASELINE = 1e-9
@@ -70,6 +76,16 @@ def against(loss: float, baseline: float) -> str:
     return f"{abs(share):.0%} {'below' if share >= 0 else 'above'} mean predictor"
 
 
+def fitting(fields: Sequence[str], width: int) -> str:
+    """As many fields, the most important first, as fit in so many columns; the first one always."""
+    text, *others = fields
+    for field in others:
+        if len(text) + 2 + len(field) > width:
+            break
+        text += f"  {field}"
+    return text
+
+
 class ProgressDisplay:
     """The progress of a run: a live bar in a terminal, a line now and then in a file.
 
@@ -87,12 +103,11 @@ class ProgressDisplay:
         self._baseline = mean_baseline
         self._began = time.monotonic()
         self._last_printed = -_SECONDS_BETWEEN_LINES
-        self._bar: Progress | None = None
+        self._step, self._fields = start_step, [f"{start_step}/{total_steps}", "starting"]
+        self._live: Live | None = None
         if console.is_terminal:
-            columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console)
-            self._task = self._bar.add_task("starting", total=total_steps, completed=start_step)
-            self._bar.start()
+            self._live = Live(console=console, get_renderable=self._line)
+            self._live.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Show the latest numbers; evaluations and warnings stay on lines of their own."""
@@ -100,31 +115,66 @@ class ProgressDisplay:
             self._console.print(f"step {row['step']}  warning: {row['warning']['text']}", style="yellow", **_PLAIN)
             return
         if "evaluation" in row:
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in row["evaluation"].items())
+            numbers = "  ".join(self._number(name, value) for name, value in row["evaluation"].items())
             self._console.print(f"step {row['step']}  {numbers}", **_PLAIN)
             if row["step"] == self._start_step:
                 self._began = time.monotonic()  # the evaluation before the first step is not part of its pace
             return
-        text = self._describe(row)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=row["step"], description=text)
+        if self._live is not None:
+            self._step, self._fields = row["step"], self._by_importance(row)
         elif time.monotonic() - self._last_printed >= _SECONDS_BETWEEN_LINES or row["step"] == self._total:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(self._describe(row), highlight=False, soft_wrap=True)
             self._last_printed = time.monotonic()
 
-    def _describe(self, row: Mapping[str, Any]) -> str:
+    def _number(self, name: str, value: float) -> str:
+        """A number of an evaluation, by a name in words and with an arrow to where it is better."""
+        meaning = meaning_of(name)
+        arrow = meaning.arrow
+        if arrow and not self._console.encoding.startswith("utf"):
+            arrow = f"({meaning.better} is better)"
+        return f"{meaning.name} {meaning.shown(value)}{arrow and ' '}{arrow}"
+
+    def _line(self) -> RenderableType:
+        """The live line, for the terminal's width as it is now."""
+        width = self._console.width
+        if width < _NARROW:
+            return Text(fitting(self._fields, width), no_wrap=True, overflow="ellipsis")
+        text = fitting(self._fields, width - _LEAST_BAR - 1)
+        bar = ProgressBar(total=self._total, completed=self._step, width=min(_MOST_BAR, width - len(text) - 1))
+        line = Table.grid(padding=(0, 1))
+        line.add_row(bar, Text(text, no_wrap=True, overflow="ellipsis"))
+        return line
+
+    def _by_importance(self, row: Mapping[str, Any]) -> list[str]:
+        """The parts of the live line; where it is narrow the last ones are left out."""
+        beside, terms = "", row["terms"]
+        if self._baseline is not None and self._baseline >= NO_BASELINE:
+            beside = f" ({against(terms['reconstruction'], self._baseline).removesuffix(' predictor')})"
+        return [
+            f"{row['step']}/{self._total}",
+            f"loss {row['loss']:.4f}{beside}",
+            f"ETA {duration(self._left(row))}",
+            f"{row['images_per_second']:,.0f} img/s",
+            f"lr {row['lr']:.2e}",
+            f"waiting for data {row['data_wait']:.0%}",
+            *(f"{name} {value:.4f}" for name, value in terms.items() if len(terms) > 1),
+        ]
+
+    def _left(self, row: Mapping[str, Any]) -> float:
         done = row["step"] - self._start_step
-        left = (time.monotonic() - self._began) / done * (self._total - row["step"])
+        return (time.monotonic() - self._began) / done * (self._total - row["step"])
+
+    def _describe(self, row: Mapping[str, Any]) -> str:
         terms = row["terms"]
         others = "".join(f"  {name} {value:.4f}" for name, value in terms.items() if len(terms) > 1)
         beside = "" if self._baseline is None else f" ({against(terms['reconstruction'], self._baseline)})"
         return (
             f"step {row['step']}/{self._total}  loss {row['loss']:.4f}{others}{beside}  "
             f"lr {row['lr']:.2e}  {row['images_per_second']:,.0f} images/s  waiting for data {row['data_wait']:.0%}  "
-            f"ETA {duration(left)}"
+            f"ETA {duration(self._left(row))}"
         )
 
     def close(self) -> None:
         """Stop the live bar."""
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()

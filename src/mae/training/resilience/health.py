@@ -5,13 +5,14 @@ change nothing, and cost nothing while the device computes: the rows have been r
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
 from mae.contention import NOTEWORTHY
-from mae.training.log import LogRow, Observer
+from mae.meanings import looks_collapsed
+from mae.training.log import Callback, LogRow
 
 _SPARE_CORES = 0.25
 """What the system itself may take of cores that a run needs."""
@@ -39,7 +40,7 @@ class Health:
         observers: whom to tell, by a row with a `warning`.
     """
 
-    def __init__(self, signs: Sequence[Sign], observers: Sequence[Observer]) -> None:
+    def __init__(self, signs: Sequence[Sign], observers: Sequence[Callback]) -> None:
         self._signs, self._observers = signs, observers
 
     def remember(self, rows: Iterable[LogRow]) -> None:
@@ -298,7 +299,10 @@ class Overfitting:
 
 
 class Collapse:
-    """The features collapse: their effective rank falls to less than half of what it was, or to one."""
+    """The effective rank of the features falls to less than half of what it was or to one, or they stay alike.
+
+    Alike: see `mae.meanings.looks_collapsed`. That is told once, since a short run may well end like this.
+    """
 
     name = "feature collapse"
     _SHARE, _ONE = 0.5, 1.1
@@ -306,6 +310,7 @@ class Collapse:
     def __init__(self) -> None:
         self._most = 0.0
         self._was_one = False
+        self._told_alike = False
 
     def see(self, row: LogRow) -> str | None:
         """See `Sign`."""
@@ -321,9 +326,19 @@ class Collapse:
                 "be far too high (lower --lr and begin anew), or the images show nearly the same"
             )
         if rank >= self._SHARE * most:
-            return None
+            return self._alike(row["evaluation"])
         self._most = rank  # told again only if it falls as much again
         return (
             f"the effective rank of the features fell to {rank:.1f} from {most:.1f}: they tell images apart less and "
             "less; lower the rate (--lr), or stop at an earlier checkpoint"
+        )
+
+    def _alike(self, numbers: Mapping[str, float]) -> str | None:
+        if self._told_alike or not looks_collapsed(numbers):
+            return None
+        self._told_alike = True
+        return (
+            f"the features hardly tell images apart: mean cosine {numbers['mean_cosine']:.3f} (1: all alike), "
+            f"effective rank {numbers['effective_rank']:.1f}; early in a run, or where the images show "
+            "nearly the same, this may pass: train longer, and look at the rank again"
         )
