@@ -48,8 +48,8 @@ def _of_features(looks: Sequence[Mapping[str, float]]) -> list[str]:
         told.append("The features hardly tell images apart.")
     elif "effective_rank" in first and "effective_rank" in last:
         told.append(
-            f"The features have not collapsed, which tells little of their use (effective rank {last['effective_rank']:.3g}, "
-            f"{first['effective_rank']:.3g} before the first step)."
+            "The features have not collapsed, which tells little of their use "
+            f"(effective rank {last['effective_rank']:.3g}, {first['effective_rank']:.3g} before the first step)."
         )
     told += [
         f"{meaning_of(name).name} is {last[name]:.1%}, {first[name]:.1%} before the first step."
