@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mae.evaluation.extractors.extractor import Preprocessing as Preprocessing
     from mae.evaluation.pictures.embed import embed as embed
     from mae.evaluation.pictures.nearest import neighbours as neighbours
+    from mae.evaluation.pictures.predict import Predictions as Predictions
+    from mae.evaluation.pictures.predict import predict as predict
     from mae.evaluation.pictures.reconstruct import reconstruct as reconstruct
     from mae.evaluation.run import evaluate as evaluate
     from mae.experiments.run import study as study
@@ -46,6 +48,8 @@ _WHERE = {
     "MAEError": "mae.errors",
     "UsageError": "mae.errors",
     "embed": "mae.evaluation.pictures.embed",
+    "Predictions": "mae.evaluation.pictures.predict",
+    "predict": "mae.evaluation.pictures.predict",
     "neighbours": "mae.evaluation.pictures.nearest",
     "Extractor": "mae.evaluation.extractors.extractor",
     "Preprocessing": "mae.evaluation.extractors.extractor",

@@ -66,7 +66,7 @@ def test_the_official_codes_classifier_comes_in_whole(tmp_path: Path) -> None:
     assert isinstance(model, ImageClassifier) and (model.num_classes, model.class_names) == (4, ())
     images = torch.randn(2, 3, 32, 48)
     with torch.no_grad():
-        assert_close(model.logits(images), vit(images), rtol=1e-5, atol=1e-5)
+        assert_close(model(images), vit(images), rtol=1e-5, atol=1e-5)
     assert "head of 4 classes" in report.line() and "same outputs as timm" in report.line()
     assert not report.ignored
 
@@ -174,7 +174,7 @@ def test_another_size_and_other_channels_keep_the_head(tmp_path: Path) -> None:
     grey = torch.randn(2, 1, 16, 16)
     assert isinstance(other, ImageClassifier)
     with torch.no_grad():
-        assert_close(other.logits(grey), model.logits(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
+        assert_close(other(grey), model(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
 
 
 def test_the_card_of_others_weights_claims_no_masked_autoencoder(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_logits_and_gradients_are_those_of_timm(cls_token: bool) -> None:
     logits = theirs(images())
     output = ours(images(), target)
     assert_close(output.logits, logits, rtol=1e-5, atol=1e-5)
-    assert_close(ours.logits(images()), logits, rtol=1e-5, atol=1e-5)
+    assert_close(ours(images()), logits, rtol=1e-5, atol=1e-5)
     output.loss.backward()
     nn.functional.cross_entropy(logits, target).backward()
     others = dict(theirs.named_parameters())
@@ -173,7 +173,7 @@ def test_the_loss_is_the_official_formula(smoothing: float) -> None:
     on, off = 1 - smoothing + smoothing / CLASSES, smoothing / CLASSES
     spread = [torch.full((3, CLASSES), off).scatter(1, labels.unsqueeze(1), on) for labels in (first, second)]
     one_hot = [nn.functional.one_hot(labels, CLASSES).float() for labels in (first, second)]
-    log_p = classifier.logits(images()).log_softmax(dim=-1)
+    log_p = classifier(images()).log_softmax(dim=-1)
 
     def expected(target: Tensor) -> Tensor:
         return -(target * log_p).sum(dim=-1).mean()
@@ -253,15 +253,15 @@ def test_biases_alone_train() -> None:
 def test_low_rank_products_train_and_merge_into_the_same_classifier() -> None:
     classifier = make_random()
     plain_names = set(classifier.state_dict())
-    before = classifier.logits(images())
+    before = classifier(images())
     train_lora(classifier, rank=2)
-    assert torch.equal(classifier.logits(images()), before)
+    assert torch.equal(classifier(images()), before)
     layers = [f"encoder.blocks.{k}.attn.{name}" for k in range(2) for name in ("qkv", "proj")]
     assert trained(classifier) == HEAD | {f"{layer}.{matrix}" for layer in layers for matrix in ("down", "up")}
     assert {classifier.layer_of(f"{layer}.up") for layer in layers} == {1, 2}
     torch.optim.SGD([p for p in classifier.parameters() if p.requires_grad], lr=0.1).step()
-    after = classifier.logits(images())
+    after = classifier(images())
     assert not torch.allclose(after, before, atol=1e-3)
     merge_lora(classifier)
-    assert_close(classifier.logits(images()), after, rtol=1e-5, atol=1e-5)
+    assert_close(classifier(images()), after, rtol=1e-5, atol=1e-5)
     assert set(classifier.state_dict()) == plain_names

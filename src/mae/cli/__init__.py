@@ -21,6 +21,7 @@ from mae.version import __version__
 COMMANDS = {
     "pretrain": ("mae.cli.pretrain", "train a masked autoencoder on images"),
     "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
+    "predict": ("mae.cli.predict", "name the classes of images by a trained classifier"),
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of masked patches, or fill a hole"),

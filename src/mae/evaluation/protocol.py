@@ -29,6 +29,7 @@ class ProtocolResult:
         ranked_by: which of the table's scores the ranking belongs to; empty where there is only one.
         baselines: `[m]` for each baseline, by its name: the classes that it gives the test images.
         curve: how training went, one mapping a row.
+        classifier: what was trained to tell the classes apart, to be stored beside the record; None: nothing of use.
         variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
     """
 
@@ -41,6 +42,7 @@ class ProtocolResult:
     baselines: "Mapping[str, Tensor]" = field(default_factory=dict)
     curve: tuple[Mapping[str, float], ...] = ()
     variant: str = ""
+    classifier: Any = None
 
 
 class EvaluationProtocol(ABC):

@@ -1,5 +1,6 @@
 """An evaluation from its request to its record: open, check, run the protocol, write."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from mae.credentials import concealed
 from mae.data.sources.open import open_held_out, open_labelled
 from mae.errors import UsageError
 from mae.evaluation import protocols
+from mae.evaluation.common import finetuning
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
@@ -239,6 +241,7 @@ class Evaluator:
             verdict=None if verdict is None else verdict.to_json(),
             near_copies=accuracy_without_near_copies(labelled, result) if labelled else None,
             pictures=self._draw(result, labelled, protocol.title, path) if labelled else {},
+            classifier=None if result.classifier is None else path.with_suffix(".safetensors").name,
             seconds=time.monotonic() - began,
             hardware=hardware(self.device),
             versions=versions(),
@@ -246,6 +249,9 @@ class Evaluator:
         )
         self.world.from_main(lambda: write_record(path, record))
         self.world.from_main(lambda: write_csv(path.with_suffix(".csv"), record))
+        weights = path.with_suffix(".safetensors")
+        if labelled is not None and result.classifier is not None:
+            self.world.from_main(partial(finetuning.save, weights, result.classifier, labelled))
         result = replace(
             result,
             rows=(*result.rows, *_baseline_rows(record, len(result.header))),
@@ -254,6 +260,8 @@ class Evaluator:
         show_grid(self.console, f"{protocol.title}, {self._spec}", result.header, result.rows)
         self._print(str(verdict or ""), style="bold")
         self._print(result.note)
+        if record.classifier is not None:
+            self._print(f"Name the classes of other images: {shlex.join(['mae', 'predict', str(weights), 'IMAGES'])}")
         return result, record, verdict
 
     def _draw(self, result: ProtocolResult, task: LabelledTask, title: str, record: Path) -> dict[str, str]:

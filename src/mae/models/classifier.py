@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,6 +21,10 @@ _HEAD_STD = 2e-5
 _SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "norm_eps", "cls_token")
 
 
+FEATURES = ("cls", "mean", "cls+mean")
+"""What a linear probe can be trained on."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassifierOutput:
     """What a classifier says of a labelled batch.
@@ -36,7 +40,71 @@ class ClassifierOutput:
     logits: Float[Tensor, "B K"]
 
 
-class ImageClassifier(PretrainedEncoder):
+class Classifier(PretrainedEncoder):
+    """An encoder under something that names classes; called on images it gives logits.
+
+    Args:
+        encoder: sees whole images.
+        num_classes: classes to tell apart, at least 2.
+        class_names: of all of them, in the order of the logits; empty: not known.
+        config: what the encoder was built from; None for one put together by hand.
+
+    Raises:
+        UsageError: fewer than two classes, or as many names as there are not.
+    """
+
+    def __init__(
+        self, *, encoder: Any, num_classes: int, class_names: Sequence[str], config: MethodConfig | None
+    ) -> None:
+        super().__init__(encoder=encoder, config=config)
+        if num_classes < 2:
+            raise UsageError(f"num_classes is {num_classes}; expected at least 2 classes to tell apart")
+        if class_names and len(class_names) != num_classes:
+            raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
+        self.num_classes = num_classes
+        self.class_names = tuple(class_names)
+
+
+class LinearProbe(Classifier):
+    """A linear classifier on what a frozen encoder says of an image, its final norm included.
+
+    Args:
+        encoder: sees whole images.
+        feature: what the classifier is given: `cls`, `mean` or `cls+mean`, the two side by side.
+        num_classes: see `Classifier`.
+        class_names: see `Classifier`.
+        config: see `Classifier`.
+
+    Raises:
+        UsageError: see `Classifier`; another feature, or one that the encoder does not give.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: Any,
+        feature: str,
+        num_classes: int,
+        class_names: Sequence[str] = (),
+        config: MethodConfig | None = None,
+    ) -> None:
+        super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
+        if feature not in FEATURES or ("cls" in feature and not encoder.num_prefix):
+            raise UsageError(f"a probe on the feature {feature!r}; expected one that the encoder gives of {FEATURES}")
+        self.feature = feature
+        self.head = nn.Linear(encoder.embed_dim * len(feature.split("+")), num_classes)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+        """Logits of normalised images.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        features = self.encode(images)
+        return self.head(torch.cat([getattr(features, name) for name in self.feature.split("+")], dim=-1))
+
+
+class ImageClassifier(Classifier):
     """The mean of the patch tokens, a layer norm, a linear head (He et al. 2021, A.1; official fine-tuning).
 
     The encoder's own final norm is taken away, from what `encode` gives too: the new one stands behind the mean.
@@ -65,14 +133,8 @@ class ImageClassifier(PretrainedEncoder):
         class_names: Sequence[str] = (),
         config: MethodConfig | None = None,
     ) -> None:
-        super().__init__(encoder=encoder, config=config)
-        if num_classes < 2:
-            raise UsageError(f"num_classes is {num_classes}; expected at least 2 classes to tell apart")
-        if class_names and len(class_names) != num_classes:
-            raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
+        super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
         encoder.norm = nn.Identity()
-        self.num_classes = num_classes
-        self.class_names = tuple(class_names)
         self.label_smoothing = label_smoothing
         eps = LAYER_NORM_EPS if config is None else config.encoder.norm_eps
         self.fc_norm = nn.LayerNorm(encoder.embed_dim, eps=eps)
@@ -94,10 +156,18 @@ class ImageClassifier(PretrainedEncoder):
             return int(name.split(".")[2]) + 1
         return 0 if name.startswith("encoder.") else self.num_layers
 
+    @overload
+    def forward(self, images: Float[Tensor, "B C H W"], target: None = None) -> Float[Tensor, "B K"]: ...
+
+    @overload
     def forward(
         self, images: Float[Tensor, "B C H W"], target: Float[Tensor, "B K"] | Int64[Tensor, " B"]
-    ) -> ClassifierOutput:
-        """Classify and compare by smoothed cross-entropy, in float32.
+    ) -> ClassifierOutput: ...
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"], target: Float[Tensor, "B K"] | Int64[Tensor, " B"] | None = None
+    ) -> Float[Tensor, "B K"] | ClassifierOutput:
+        """Logits; with a target, also its smoothed cross-entropy, in float32.
 
         Args:
             images: normalised images.
@@ -106,18 +176,12 @@ class ImageClassifier(PretrainedEncoder):
         Raises:
             UsageError: images of a wrong shape or size.
         """
-        logits = self.logits(images)
+        logits = self.head(self.fc_norm(self.encoder.encode(images).mean))
+        if target is None:
+            return logits
         with torch.autocast(images.device.type, enabled=False):
             loss = cross_entropy(logits.float(), target, label_smoothing=self.label_smoothing)
         return ClassifierOutput(loss=loss, terms={"cross_entropy": loss}, logits=logits)
-
-    def logits(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        """Unnormalised log-probabilities of the classes.
-
-        Raises:
-            UsageError: images of a wrong shape or size.
-        """
-        return self.head(self.fc_norm(self.encoder.encode(images).mean))
 
 
 def build_classifier(

@@ -22,8 +22,8 @@ from torch import Tensor
 from mae import records
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
-from mae.models.build import build_model, build_pretrained_encoder
-from mae.models.classifier import ImageClassifier, build_classifier
+from mae.models.build import build_encoder, build_model, build_pretrained_encoder
+from mae.models.classifier import Classifier, ImageClassifier, LinearProbe, build_classifier
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -32,7 +32,8 @@ from mae.version import __version__
 
 FORMAT = 4
 _KEY = "mae"
-MASKED_AUTOENCODER, ENCODER, CLASSIFIER = "masked_autoencoder", "encoder", "classifier"
+MASKED_AUTOENCODER, ENCODER, CLASSIFIER, LINEAR_PROBE = "masked_autoencoder", "encoder", "classifier", "linear_probe"
+_KINDS = (MASKED_AUTOENCODER, ENCODER, CLASSIFIER, LINEAR_PROBE)
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
@@ -52,6 +53,7 @@ class Classes:
     Attributes:
         count: how many.
         names: in the order of the logits; empty: not known.
+        feature: what a linear probe is given; empty for the head of a fine-tuned encoder.
 
     Raises:
         UsageError: a count that no head has.
@@ -59,6 +61,7 @@ class Classes:
 
     count: int
     names: tuple[str, ...] = ()
+    feature: str = ""
 
     def __post_init__(self) -> None:
         if not 2 <= self.count <= _MAX_CLASSES:
@@ -227,6 +230,16 @@ def is_own(path: Path) -> bool:
         return False
 
 
+def is_classifier(path: Path) -> bool:
+    """Whether a file of this package holds a model that names classes; False where it cannot be read."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return _read_record(path, file.metadata() or {}).classes is not None
+    except (OSError, SafetensorError, MAEError, UsageError):
+        return False
+
+
 def load_model(path: Path) -> MaskedAutoencoder:
     """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
 
@@ -356,9 +369,8 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             )
         config = MethodConfig.from_json(record["config"])
         kind = record["kind"]
-        if kind not in (MASKED_AUTOENCODER, ENCODER, CLASSIFIER):
-            known = f"{MASKED_AUTOENCODER}, {ENCODER} or {CLASSIFIER}"
-            raise ValueError(f"its kind is {records.shown(kind)}; expected {known}")
+        if kind not in _KINDS:
+            raise ValueError(f"its kind is {records.shown(kind)}; expected one of {', '.join(_KINDS)}")
         if (grid := record["grid"]) != list(config.layout.grid):
             raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.layout.grid)}")
         names, probe = None if config.tokenizer.channels is None else list(config.tokenizer.channels), record["probe"]
@@ -369,7 +381,9 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             config=config,
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
-            classes=records.from_json(Classes, record["classes"], what="classes'") if kind == CLASSIFIER else None,
+            classes=records.from_json(Classes, record["classes"], what="classes'")
+            if kind in (CLASSIFIER, LINEAR_PROBE)
+            else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
@@ -442,6 +456,15 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
     Raises:
         UsageError: values that do not fit each other.
     """
+    if kind == LINEAR_PROBE:
+        assert classes is not None
+        return LinearProbe(
+            encoder=build_encoder(config),
+            feature=classes.feature,
+            num_classes=classes.count,
+            class_names=classes.names,
+            config=config,
+        )
     if kind == CLASSIFIER:
         assert classes is not None
         return build_classifier(
@@ -490,16 +513,17 @@ def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float |
 
 def kind_of(model: PretrainedEncoder) -> str:
     """Which of the kinds a model is."""
-    if isinstance(model, ImageClassifier):
-        return CLASSIFIER
+    if isinstance(model, Classifier):
+        return CLASSIFIER if isinstance(model, ImageClassifier) else LINEAR_PROBE
     return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
 
 
 def classes_of(model: PretrainedEncoder) -> Classes | None:
     """What a classifier tells apart; None of another model."""
-    if not isinstance(model, ImageClassifier):
+    if not isinstance(model, Classifier):
         return None
-    return Classes(count=model.num_classes, names=model.class_names)
+    feature = model.feature if isinstance(model, LinearProbe) else ""
+    return Classes(count=model.num_classes, names=model.class_names, feature=feature)
 
 
 def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:

@@ -21,7 +21,7 @@ from mae.core.method import MethodConfig
 from mae.core.types import Grid, MaskRequest
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
-from mae.models.classifier import ImageClassifier
+from mae.models.classifier import ImageClassifier, LinearProbe
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
@@ -132,6 +132,10 @@ def _answer(
         weights = _doubles(encoder)
         tokens = functional_call(encoder, weights, (image,)).tokens
         mean = tokens[:, encoder.num_prefix :].mean(dim=1)
+        if isinstance(model, LinearProbe):
+            parts = {"cls": tokens[:, 0], "mean": mean}
+            features = torch.cat([parts[name] for name in model.feature.split("+")], dim=-1)
+            return mean, functional_call(model.head, _doubles(model.head), (features,))
         if isinstance(model, ImageClassifier):
             normed = functional_call(model.fc_norm, _doubles(model.fc_norm), (mean,))
             return mean, functional_call(model.head, _doubles(model.head), (normed,))

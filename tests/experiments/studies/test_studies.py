@@ -312,7 +312,7 @@ def test_preferred_features(model: str, features: tuple[str, ...]):
     record = Evaluation(
         protocol="linear_probe", model=model, weights=None, data={}, options={}, seed=0,
         result={"this model": found, "raw pixels": {"pixels": {"top1": 0.05}}}, chance=0.1, majority=0.1, pictures={},
-        verdict=None, near_copies=None, seconds=0.0, hardware={}, versions={}, finished_at="",
+        verdict=None, classifier=None, near_copies=None, seconds=0.0, hardware={}, versions={}, finished_at="",
     )  # fmt: skip
     assert read_numbers(record) == {"linear_probe": found[features[0]]["top1"]}
     assert read_baselines(record) == {"linear_probe, raw pixels": 0.05, "accuracy, commonest class": 0.1}
@@ -322,6 +322,6 @@ def test_knn_of_too_few_images_is_absent():
     record = Evaluation(
         protocol="knn", model="run", weights=None, data={}, options={}, seed=0,
         result={"this model": {"mean": {"20": None}}}, chance=0.1, majority=None, pictures={}, seconds=0.0,
-        verdict=None, near_copies=None, hardware={}, versions={}, finished_at="",
+        verdict=None, classifier=None, near_copies=None, hardware={}, versions={}, finished_at="",
     )  # fmt: skip
     assert read_numbers(record) == {}

@@ -14,7 +14,14 @@ from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.extractors.batches import computed_batches
 from mae.layers.lora import merge_lora
 from mae.modalities.images.mixup import erase, mix
-from mae.models.classifier import ImageClassifier, build_classifier, train_biases, train_last_blocks, train_lora
+from mae.models.classifier import (
+    Classifier,
+    ImageClassifier,
+    build_classifier,
+    train_biases,
+    train_last_blocks,
+    train_lora,
+)
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.inference import undisturbed
@@ -81,10 +88,11 @@ def prepare(batch: LabelledBatch, task: LabelledTask, *, erasing: bool, mixing: 
     return {"images": images, "target": target}
 
 
-def save(file: Path, classifier: ImageClassifier, task: LabelledTask, *, from_scratch: bool) -> None:
+def save(file: Path, classifier: Classifier, task: LabelledTask, *, from_scratch: bool = False) -> None:
     """Write the classifier as a model file: LoRA is merged into the weights, and the licence goes along."""
     plain = deepcopy(classifier)
-    merge_lora(plain)
+    if isinstance(plain, ImageClassifier):
+        merge_lora(plain)
     metadata = model_metadata(
         plain,
         licence=None if from_scratch else task.extractor.licence,
@@ -103,7 +111,7 @@ def rank(task: LabelledTask, classifier: ImageClassifier, *, top: int) -> Int64[
     batches = computed_batches(
         task.images("test"),
         task.extractor.preprocessing,
-        lambda images, _: {"ranked": classifier.logits(images).topk(top, dim=1).indices.cpu()},
+        lambda images, _: {"ranked": classifier(images).topk(top, dim=1).indices.cpu()},
         device=task.device,
         world=task.world,
     )

@@ -52,6 +52,11 @@ class Logistic:
         parts = [torch.addmm(self.bias, chunk, self.weight.T).cpu() for chunk in chunks]
         return torch.cat([torch.empty(0, len(self.bias)), *parts])
 
+    def folded(self) -> tuple[Float32[Tensor, "K D"], Float32[Tensor, " K"]]:
+        """Weight and bias that give the same logits of features as they are, without standardising them."""
+        weight = torch.where(self.std > 0, self.weight.double() / self.std.double(), 0.0)
+        return weight.float(), (self.bias.double() - weight @ self.mean.double()).float()
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PenaltyChoice:

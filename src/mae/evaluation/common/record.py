@@ -38,6 +38,7 @@ class Evaluation:
         near_copies: test images that nearly show a training image: how many `test_images` `of` how many, names of a few
             pairs as `examples`, `top1` of all and `top1_without` them; None without labels.
         pictures: drawn beside the file, by what they show.
+        classifier: file beside this one of what was trained to tell the classes apart; None: there is none.
         seconds: how long it took, features that had to be computed included.
         hardware: what it ran on.
         versions: of the packages that decide the numbers.
@@ -56,6 +57,7 @@ class Evaluation:
     verdict: Mapping[str, Any] | None
     near_copies: Mapping[str, Any] | None
     pictures: Mapping[str, str]
+    classifier: str | None
     seconds: float
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]

@@ -12,8 +12,10 @@ from mae.options import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mae.evaluation.common.logistic import Logistic
     from mae.evaluation.common.supervised import SupervisedPlan
     from mae.evaluation.common.task import LabelledTask
+    from mae.models.pretrained import PretrainedEncoder
 
 _TOP = 5
 _TRUST, _MOMENTUM = 0.001, 0.9
@@ -71,11 +73,14 @@ def _quick(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
 
     numbers: dict[str, dict[str, Any]] = {}
     rankings: dict[str, dict[str, Tensor]] = {}
+    fits: dict[str, Logistic] = {}
     for who, features in task.contenders(baselines=options.baselines).items():
         numbers[who], rankings[who] = {}, {}
         with with_joined(features) as joined:
             for name, (train, test) in joined.items():
-                numbers[who][name], rankings[who][name] = _fit(task, train, test)
+                numbers[who][name], rankings[who][name], fit = _fit(task, train, test)
+                if who == THIS_MODEL:
+                    fits[name] = fit
     ranking, ranked_by, others = against_baselines(rankings)
     named = [(f"{who}, {name}", of) for who, by_name in numbers.items() for name, of in by_name.items()]
     return ProtocolResult(
@@ -88,11 +93,32 @@ def _quick(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
         ranking=ranking,
         ranked_by=ranked_by,
         baselines=others,
+        classifier=_classifier(task, ranked_by, fits[ranked_by]),
     )
 
 
-def _fit(task: "LabelledTask", train: "Tensor", test: "Tensor") -> "tuple[dict[str, Any], Tensor]":
-    """The numbers of the quick probe on one feature, and the ranking of the classes of each test image."""
+def _classifier(task: "LabelledTask", feature: str, fit: "Logistic") -> "PretrainedEncoder | None":
+    """The encoder under the fitted head, with the standardisation of its features taken into the weights."""
+    from mae.models.classifier import FEATURES
+    from mae.models.classifier import LinearProbe as Probe
+
+    model = task.extractor.model
+    if model is None or model.config is None or feature not in FEATURES:
+        return None
+    probe = Probe(
+        encoder=model.encoder,
+        feature=feature,
+        num_classes=task.num_classes,
+        class_names=task.class_names,
+        config=model.config,
+    )
+    weight, bias = fit.folded()
+    probe.load_state_dict({**probe.state_dict(), "head.weight": weight, "head.bias": bias})
+    return probe.to(task.device).eval()
+
+
+def _fit(task: "LabelledTask", train: "Tensor", test: "Tensor") -> "tuple[dict[str, Any], Tensor, Logistic]":
+    """The numbers of the quick probe on one feature, the ranking of the classes of each test image, and the probe."""
     from mae.evaluation.common.logistic import choose_penalty
     from mae.evaluation.common.metrics import top_k_accuracy
 
@@ -101,14 +127,15 @@ def _fit(task: "LabelledTask", train: "Tensor", test: "Tensor") -> "tuple[dict[s
         train, task.labels("train"), num_classes=task.num_classes, seed=task.seed, device=task.device
     )
     ranking = choice.best.logits(test).topk(min(_TOP, task.num_classes), dim=1).indices
-    return {
+    numbers = {
         "top1": top_k_accuracy(ranking[:, :1], labels),
         "top5": top_k_accuracy(ranking, labels),
         "penalty": choice.best.penalty,
         "penalty_at_end_of_grid": choice.at_end,
         "held_out": dict(zip(map(str, choice.penalties), choice.accuracies, strict=True)),
         "converged": choice.best.converged and all(choice.converged),
-    }, ranking
+    }
+    return numbers, ranking, choice.best
 
 
 def _remarks(numbers: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -92,7 +92,7 @@ def compare_with_library(
     with torch.no_grad():
         del theirs  # before ours takes memory in float64
         ours = deepcopy(model).to(dtype)
-        outputs = ours.logits(images) if isinstance(ours, ImageClassifier) else ours.encoder(images).tokens
+        outputs = ours(images) if isinstance(ours, ImageClassifier) else ours.encoder(images).tokens
     same_shape = outputs.shape == expected.shape
     difference = float((outputs - expected).abs().max() / expected.abs().max()) if same_shape else inf
     if not difference <= tolerance:  # nor may it be NaN

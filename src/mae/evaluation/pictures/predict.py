@@ -1,0 +1,261 @@
+"""The classes that a trained classifier gives to images."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int64
+from rich.console import Console
+from torch import Tensor
+
+from mae.credentials import concealed
+from mae.data.dataset.images import ImageSet
+from mae.data.sources.open import open_held_out
+from mae.errors import UsageError
+from mae.evaluation.common.task import UnlabelledTask
+from mae.evaluation.extractors.batches import computed_batches
+from mae.evaluation.extractors.extractor import model_extractor
+from mae.evaluation.extractors.open import usual_folder
+from mae.modalities.images.crop import central_crop
+from mae.models.classifier import Classifier
+from mae.models.file import is_classifier, load_with_report
+from mae.models.inference import undisturbed
+from mae.records import write_whole
+from mae.report.figures.sheet import Column, write_sheet
+from mae.report.figures.tones import choose_tones
+from mae.training.device import choose_device
+from mae.training.distributed import World
+from mae.training.run_folder import RunFolder, check_model
+
+_TOP = 5
+_ROWS, _SURE, _UNSURE, _SIDE = 12, 5, 2, 144
+"""Of the picture: classes, the surest images of each, the least sure ones, and their side in pixels."""
+_HOW = "train one: mae evaluate linear_probe MODEL --data LABELLED, or mae evaluate finetune MODEL --data LABELLED"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """What a classifier says of images.
+
+    Attributes:
+        names: of the images that could be read, in the order of the source.
+        class_names: in the order of the probabilities.
+        probabilities: of each class for each image; a row adds up to 1.
+        unreadable: what is wrong with each file that could not be read.
+    """
+
+    names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    probabilities: Float[Tensor, "n K"]
+    unreadable: tuple[str, ...]
+
+    @property
+    def classes(self) -> list[str]:
+        """The most probable class of each image."""
+        return [self.class_names[number] for number in self.probabilities.argmax(dim=1).tolist()]
+
+    def top(self, count: int = _TOP) -> list[list[tuple[str, float]]]:
+        """The most probable classes of each image with their probabilities, best first; at most all classes."""
+        best = self.probabilities.topk(min(count, len(self.class_names)), dim=1)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [[(self.class_names[number], value) for number, value in zip(*row, strict=True)] for row in rows]
+
+
+def predict(
+    model: Classifier | str | Path,
+    source: str | Path,
+    *,
+    out: str | Path | None = None,
+    sheet: str | Path | None = None,
+    top: int = _TOP,
+    data_root: str | Path = "data",
+    device: str = "auto",
+    quiet: bool = False,
+) -> Predictions:
+    """Name the class of every image, like the command `mae predict`.
+
+    Args:
+        model: a classifier that `mae evaluate linear_probe` or `mae evaluate finetune` trained: its file, the folder of
+            a run that holds one, or what `mae.load` gives of it.
+        source: images, see `mae.embed`; of those with a test part that part.
+        out: a new file that ends in `.csv` or `.json`: a row an image with its name, its class and the most probable
+            classes with their probabilities; None: none is written.
+        sheet: a new PNG: the surest and the least sure images of each predicted class; None: none is drawn.
+        top: how many classes a row of `out` holds at the most.
+        data_root: where sets known by name are kept.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        quiet: show nothing.
+
+    Raises:
+        UsageError: no classifier or images, a file that is there already or of another kind.
+        MAEError: images that cannot be read, or a damaged file.
+    """
+    if top < 1:
+        raise UsageError(f"top is {top}; expected 1 or more")
+    check_outputs(out, sheet)
+    path = None if isinstance(model, Classifier) else find_classifier(Path(model))
+    where, console = choose_device(device), Console(quiet=quiet)
+    classifier = model if isinstance(model, Classifier) else load_classifier(path)
+    task = _task(classifier, path, concealed(str(source)), Path(data_root), where, console)
+    images = task.images()
+    batches = computed_batches(
+        images,
+        task.extractor.preprocessing,
+        lambda batch, _: {"shares": task.extractor.model(batch).float().softmax(dim=1).cpu()},  # type: ignore[misc]
+        device=where,
+        world=World(),
+    )
+    with undisturbed(task.extractor.model):  # type: ignore[arg-type]
+        shares = torch.cat([batch["shares"] for batch in batches])
+    numbers = images.readable
+    found = Predictions(
+        names=tuple(task.source.item_name(number) for number in numbers.tolist()),
+        class_names=classifier.class_names or tuple(f"class {number}" for number in range(classifier.num_classes)),
+        probabilities=shares,
+        unreadable=tuple(images.unreadable),
+    )
+    if out is not None:
+        write_whole(Path(out), _as_json(found, top) if Path(out).suffix == ".json" else _as_csv(found, top))
+    if sheet is not None:
+        _draw(found, images, numbers, title=f"Classes by {task.extractor.name}", path=Path(sheet))
+    return found
+
+
+def check_outputs(out: str | Path | None, sheet: str | Path | None) -> None:
+    """Refuse files that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: another suffix, or a file that exists.
+    """
+    for file, suffixes in ((out, (".csv", ".json")), (sheet, (".png",))):
+        if file is not None and Path(file).suffix not in suffixes:
+            raise UsageError(f"{file} cannot be written; end its name with {' or '.join(suffixes)}")
+        if file is not None and Path(file).exists():
+            raise UsageError(f"{file} exists and is not overwritten; give another name or remove it")
+
+
+def find_classifier(path: Path) -> Path:
+    """The file of a classifier: itself, or the only one in the folder of a run.
+
+    Raises:
+        UsageError: none or several.
+    """
+    check_model(path)
+    if path.is_file():
+        return path
+    known = [*path.glob("evaluation/*.safetensors"), *path.rglob("classifier.safetensors")]
+    found = sorted({file for file in known if is_classifier(file)})
+    if not found:
+        what = "a run" if RunFolder(path).holds_run else "a folder"
+        raise UsageError(f"{path} is {what} without a trained classifier; {_HOW}")
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} classifiers; name one of {', '.join(map(str, found))}")
+    return found[0]
+
+
+def load_classifier(path: Path | None) -> Classifier:
+    """The classifier in a file.
+
+    Raises:
+        UsageError: a model that names no classes.
+        MAEError: a damaged file.
+    """
+    assert path is not None
+    model = load_with_report(path)[0]
+    if not isinstance(model, Classifier):
+        raise UsageError(f"{path} is a model that names no classes; {_HOW}")
+    return model
+
+
+def _task(
+    classifier: Classifier, path: Path | None, source: str, data_root: Path, device: torch.device, console: Console
+) -> UnlabelledTask:
+    name = "classifier" if path is None else str(path)
+    extractor = model_extractor(deepcopy(classifier).to(device), name=name)
+    return UnlabelledTask(
+        extractor=extractor,
+        source=open_held_out(source, data_root=data_root),
+        folder=usual_folder(path, extractor),
+        device=device,
+        seed=0,
+        console=console,
+    )
+
+
+def _as_csv(found: Predictions, top: int) -> str:
+    """A row an image; images that cannot be read have a name and no class."""
+    shown = min(top, len(found.class_names))
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    more = [f"{what}_{place}" for place in range(2, shown + 1) for what in ("class", "probability")]
+    rows.writerow(["name", "class", "probability", *more, "problem"])
+    for name, best in zip(found.names, found.top(top), strict=True):
+        rows.writerow([name, *(cell for label, share in best for cell in (label, f"{share:.6f}")), ""])
+    rows.writerows(["", *[""] * (2 * shown), problem] for problem in found.unreadable)
+    return lines.getvalue()
+
+
+def _as_json(found: Predictions, top: int) -> str:
+    rows = [
+        {"name": name, "class": best[0][0], "probability": best[0][1], "top": [list(pair) for pair in best]}
+        for name, best in zip(found.names, found.top(top), strict=True)
+    ]
+    return json.dumps({"images": rows, "unreadable": list(found.unreadable)}, indent=1) + "\n"
+
+
+def _draw(found: Predictions, images: ImageSet, numbers: Int64[Tensor, " n"], *, title: str, path: Path) -> None:
+    """A row for each predicted class, the commonest first: its surest images, then those it is least sure of."""
+    sure, predicted = found.probabilities.max(dim=1)
+    counts = torch.bincount(predicted, minlength=len(found.class_names))
+    order = [label for label in counts.argsort(descending=True, stable=True).tolist() if counts[label]]
+    rows = [_examples(label, predicted, sure) for label in order[:_ROWS]]
+    left_out = f" {len(order) - _ROWS} more classes are left out." if len(order) > _ROWS else ""
+    pictures = _pictures(images, numbers, rows)
+    tones = choose_tones(pictures.flatten(0, 1), (0.0,) * images.channels, (1.0,) * images.channels)
+    columns = [
+        Column(
+            name={0: "surest", _SURE: "least sure"}.get(place, ""),
+            caption="",
+            pictures=tones.paint(pictures[:, place]),
+            notes=[_notes(found, label, counts, sure, row[place]) for label, row in zip(order, rows, strict=False)],
+        )
+        for place in range(_SURE + _UNSURE)
+    ]
+    caption = f"{len(found.names):,} images; a row for each class that was predicted, the commonest first.{left_out}"
+    write_sheet(columns, title=title, caption=[caption, *tones.notes], path=path, sides=(_SIDE, _SIDE))
+
+
+def _examples(label: int, predicted: Int64[Tensor, " n"], sure: Float[Tensor, " n"]) -> list[int | None]:
+    """Rows of the surest images of a class, and of the least sure ones, none twice."""
+    rows = (predicted == label).nonzero()[:, 0]
+    falling = rows[sure[rows].argsort(descending=True, stable=True)].tolist()
+    surest, rest = falling[:_SURE], falling[_SURE:]
+    shown = [*surest, *[None] * (_SURE - len(surest)), *rest[-_UNSURE:]]
+    return [*shown, *[None] * (_SURE + _UNSURE - len(shown))]
+
+
+def _notes(
+    found: Predictions, label: int, counts: Int64[Tensor, " K"], sure: Float[Tensor, " n"], row: int | None
+) -> Sequence[str]:
+    if row is None:
+        return ["", ""]
+    return [f"{found.class_names[label]} ({int(counts[label]):,})", f"{sure[row]:.0%} {found.names[row]}"]
+
+
+def _pictures(
+    images: ImageSet, numbers: Int64[Tensor, " n"], rows: Sequence[Sequence[int | None]]
+) -> Float[Tensor, "rows columns C H W"]:
+    """Central crops of one size; white where a class has no further image."""
+
+    def picture(row: int | None) -> Tensor:
+        if row is None:
+            return torch.ones(images.channels, _SIDE, _SIDE)
+        crop = central_crop(images.get(int(numbers[row])), (_SIDE, _SIDE))
+        return crop.float() / 255 if crop.dtype == torch.uint8 else crop.float()
+
+    return torch.stack([torch.stack([picture(row) for row in each]) for each in rows])
