@@ -148,6 +148,11 @@ def create_model(name: str, **overrides: Any) -> "MaskedAutoencoder":
     Raises:
         UsageError: unknown name or option, or values that do not fit each other.
     """
+    if "pretrained" in overrides:
+        raise UsageError(
+            "create_model makes fresh weights and takes no pretrained; trained ones come by mae.load, of a run, a file "
+            "or public weights such as mae.load('official/base') ('mae list weights' shows all)"
+        )
     return find_model(name)(**overrides)
 
 

@@ -213,7 +213,9 @@ def siblings(path: Path) -> list[Path]:
 
 def _holds_images(folder: Path) -> bool:
     """Whether a folder, or the first folder in it, begins with images and is none that holds a model."""
-    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", "checkpoints", MODEL)):
+    if not folder.is_dir() or any(
+        (folder / name).exists() for name in ("config.json", "checkpoints", "evaluation", MODEL)
+    ):
         return False
     entries = sorted(folder.iterdir())[:_LOOKED_AT]
     inside = [entry for entry in entries if entry.is_dir()][:1]

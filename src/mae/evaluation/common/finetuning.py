@@ -105,7 +105,7 @@ def save(file: Path, classifier: Classifier, task: LabelledTask, *, from_scratch
     save_model(plain, file, metadata)
 
 
-def rank(task: LabelledTask, classifier: ImageClassifier, *, top: int) -> Int64[Tensor, "m top"]:
+def rank(task: LabelledTask, classifier: Classifier, *, top: int) -> Int64[Tensor, "m top"]:
     """The classes of each readable test image by falling score, at most as many as there are."""
     top = min(top, task.num_classes)
     batches = computed_batches(

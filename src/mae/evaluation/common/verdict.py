@@ -43,6 +43,8 @@ class Difference:
         return "better" if self.low > 0 else "worse" if self.high < 0 else "unclear"
 
     def __str__(self) -> str:
+        if self.answer == "unclear":
+            return f"{self.baseline} ({100 * self.share:+.1f} points, 95 % interval {_ends(self)})"
         return f"{self.baseline} by {100 * abs(self.share):.1f} points (95 % interval {_ends(self)})"
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,14 @@ from rich.console import Console
 from torch import Tensor
 
 from mae.credentials import concealed
-from mae.data.dataset.images import ImageSet
+from mae.data.dataset.images import ImageSet, load_images
+from mae.data.dataset.units import check_units
+from mae.data.decode.limits import UnreadableImage
+from mae.data.loading.loader import normalise
 from mae.data.sources.open import open_held_out
-from mae.errors import UsageError
-from mae.evaluation.common.task import UnlabelledTask
-from mae.evaluation.extractors.batches import computed_batches
-from mae.evaluation.extractors.extractor import model_extractor
-from mae.evaluation.extractors.open import usual_folder
+from mae.errors import MAEError, UsageError
+from mae.evaluation.extractors.batches import BATCH_SIZE
+from mae.evaluation.extractors.extractor import Extractor, Preprocessing, model_extractor
 from mae.modalities.images.crop import central_crop
 from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
@@ -28,8 +29,8 @@ from mae.models.inference import undisturbed
 from mae.records import write_whole
 from mae.report.figures.sheet import Column, write_sheet
 from mae.report.figures.tones import choose_tones
+from mae.text import visible
 from mae.training.device import choose_device
-from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, check_model
 
 _TOP = 5
@@ -46,13 +47,13 @@ class Predictions:
         names: of the images that could be read, in the order of the source.
         class_names: in the order of the probabilities.
         probabilities: of each class for each image; a row adds up to 1.
-        unreadable: what is wrong with each file that could not be read.
+        unreadable: what is wrong with each image that could not be read, by its name.
     """
 
     names: tuple[str, ...]
     class_names: tuple[str, ...]
     probabilities: Float[Tensor, "n K"]
-    unreadable: tuple[str, ...]
+    unreadable: Mapping[str, str]
 
     @property
     def classes(self) -> list[str]:
@@ -99,30 +100,21 @@ def predict(
         raise UsageError(f"top is {top}; expected 1 or more")
     check_outputs(out, sheet)
     path = None if isinstance(model, Classifier) else find_classifier(Path(model))
-    where, console = choose_device(device), Console(quiet=quiet)
     classifier = model if isinstance(model, Classifier) else load_classifier(path)
-    task = _task(classifier, path, concealed(str(source)), Path(data_root), where, console)
-    images = task.images()
-    batches = computed_batches(
-        images,
-        task.extractor.preprocessing,
-        lambda batch, _: {"shares": task.extractor.model(batch).float().softmax(dim=1).cpu()},  # type: ignore[misc]
-        device=where,
-        world=World(),
-    )
-    with undisturbed(task.extractor.model):  # type: ignore[arg-type]
-        shares = torch.cat([batch["shares"] for batch in batches])
-    numbers = images.readable
+    where = choose_device(device)
+    wanted = model_extractor(deepcopy(classifier).to(where), name="classifier")
+    images = _images(concealed(str(source)), Path(data_root), wanted.preprocessing, Console(quiet=quiet))
+    numbers, shares, unreadable = _probabilities(wanted, images, where)
     found = Predictions(
-        names=tuple(task.source.item_name(number) for number in numbers.tolist()),
+        names=tuple(images.item_name(number) for number in numbers.tolist()),
         class_names=classifier.class_names or tuple(f"class {number}" for number in range(classifier.num_classes)),
         probabilities=shares,
-        unreadable=tuple(images.unreadable),
+        unreadable=unreadable,
     )
     if out is not None:
         write_whole(Path(out), _as_json(found, top) if Path(out).suffix == ".json" else _as_csv(found, top))
     if sheet is not None:
-        _draw(found, images, numbers, title=f"Classes by {task.extractor.name}", path=Path(sheet))
+        _draw(found, images, numbers, title=f"Classes of {source}", path=Path(sheet))
     return found
 
 
@@ -172,19 +164,48 @@ def load_classifier(path: Path | None) -> Classifier:
     return model
 
 
-def _task(
-    classifier: Classifier, path: Path | None, source: str, data_root: Path, device: torch.device, console: Console
-) -> UnlabelledTask:
-    name = "classifier" if path is None else str(path)
-    extractor = model_extractor(deepcopy(classifier).to(device), name=name)
-    return UnlabelledTask(
-        extractor=extractor,
-        source=open_held_out(source, data_root=data_root),
-        folder=usual_folder(path, extractor),
-        device=device,
-        seed=0,
-        console=console,
+def _images(source: str, data_root: Path, wanted: Preprocessing, console: Console) -> ImageSet:
+    """The images with the classifier's channels, however many of their files are broken."""
+    in_chans, channels, nodata, pixel_dtype = wanted.reading
+    images = load_images(
+        open_held_out(source, data_root=data_root),
+        in_chans=in_chans,
+        channels=channels,
+        nodata=nodata,
+        pixel_dtype=pixel_dtype,
+        max_unreadable=1.0,
     )
+    if unusual := check_units(images, mean=wanted.mean, std=wanted.std, pixel_dtype=wanted.pixel_dtype):
+        console.print(visible(unusual), highlight=False, markup=False, soft_wrap=True)
+    return images
+
+
+def _probabilities(
+    extractor: Extractor, images: ImageSet, device: torch.device
+) -> tuple[Int64[Tensor, " n"], Float[Tensor, "n K"], dict[str, str]]:
+    """The readable images by their numbers, the probabilities of their classes, and what is wrong with the others."""
+    wanted, numbers, shares, unreadable = extractor.preprocessing, list[int](), list[Tensor](), dict[str, str]()
+    mean, std = (torch.tensor(values, device=device) for values in (wanted.mean, wanted.std))
+    assert extractor.model is not None
+    with undisturbed(extractor.model):
+        for part in torch.arange(len(images)).split(BATCH_SIZE):
+            crops = []
+            for number in part.tolist():
+                try:
+                    whole = images.get(number)
+                except UnreadableImage as error:
+                    unreadable[images.item_name(number)] = str(error)
+                    continue
+                crops.append(
+                    central_crop(whole, wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
+                )
+                numbers.append(number)
+            if crops:
+                logits = extractor.model(normalise(torch.stack(crops).to(device), mean, std))
+                shares.append(logits.float().softmax(dim=1).cpu())
+    if not shares:
+        raise MAEError(f"no image can be read: {next(iter(unreadable.values()), 'there is none')}")
+    return torch.tensor(numbers), torch.cat(shares), unreadable
 
 
 def _as_csv(found: Predictions, top: int) -> str:
@@ -196,7 +217,7 @@ def _as_csv(found: Predictions, top: int) -> str:
     rows.writerow(["name", "class", "probability", *more, "problem"])
     for name, best in zip(found.names, found.top(top), strict=True):
         rows.writerow([name, *(cell for label, share in best for cell in (label, f"{share:.6f}")), ""])
-    rows.writerows(["", *[""] * (2 * shown), problem] for problem in found.unreadable)
+    rows.writerows([name, *[""] * (2 * shown), problem] for name, problem in found.unreadable.items())
     return lines.getvalue()
 
 
@@ -205,7 +226,7 @@ def _as_json(found: Predictions, top: int) -> str:
         {"name": name, "class": best[0][0], "probability": best[0][1], "top": [list(pair) for pair in best]}
         for name, best in zip(found.names, found.top(top), strict=True)
     ]
-    return json.dumps({"images": rows, "unreadable": list(found.unreadable)}, indent=1) + "\n"
+    return json.dumps({"images": rows, "unreadable": dict(found.unreadable)}, indent=1) + "\n"
 
 
 def _draw(found: Predictions, images: ImageSet, numbers: Int64[Tensor, " n"], *, title: str, path: Path) -> None:

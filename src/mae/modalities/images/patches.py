@@ -23,6 +23,11 @@ def check_images(images: Shaped[Tensor, "B ..."], in_chans: int) -> None:
     Raises:
         UsageError: another number of axes or channels, or another type than floating point.
     """
+    if not isinstance(images, Tensor):
+        raise UsageError(
+            f"the images are of type {type(images).__name__}; expected a tensor [batch, channels, height, width] of "
+            f"normalised floating point with {in_chans} channels"
+        )
     if images.ndim != 4 or images.shape[1] != in_chans:
         raise UsageError(
             f"images of shape {tuple(images.shape)}; expected [batch, channels, height, width] with {in_chans} channels"
