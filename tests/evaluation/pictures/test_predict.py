@@ -90,7 +90,9 @@ def test_tables_hold_every_image_and_what_cannot_be_read(run: Path, labelled: Pa
     mae.predict(run, photos, out=listing, top=9, **QUICK)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows[:-1]] == list(found.names) and "=odd, name.png" in found.names
+    assert [row["name"] for row in rows[:-1]] == list(found.names) and any(
+        name.endswith("=odd, name.png") for name in found.names
+    )
     assert [row["class"] for row in rows[:-1]] == found.classes
     assert all(float(row["probability"]) >= float(row["probability_2"]) for row in rows[:-1])
     assert rows[-1]["name"].endswith("broken.png") and rows[-1]["problem"] and rows[-1]["class"] == ""
