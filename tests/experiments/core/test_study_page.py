@@ -74,14 +74,14 @@ def test_table_of_all_metrics(tmp_path, sections):
     write_report(study, folder=tmp_path)
     table = sections["All metrics"]
     assert cells(table) == [
-        ("linear probe, top-1, %", "a", "41.0 ± 1.0", "3", "–", "–", "reference"),
-        ("higher is better", "b", "43.1 ± 1.1", "3", "+2.1", "+1.9 to +2.3", "better"),
+        ("linear probe, top-1, %\nhigher is better", "a", "41.0 ± 1.0", "3", "–", "–", "reference"),
+        ("", "b", "43.1 ± 1.1", "3", "+2.1", "+1.9 to +2.3", "better"),
         ("loss at 50 %", "a", "0.500 ± 0.0", "3", "–", "–", "reference"),
         ("", "b", "0.500 ± 0.0", "3", "0.0", "0.0 to 0.0", "identical"),
-        ("PSNR, dB", "a", "18.00 ± 0.00", "3", "–", "–", "reference"),
-        ("higher is better", "b", "18.00 ± 0.00", "3", "0.00", "0.00 to 0.00", "identical"),
-        ("time per epoch, s", "a", "70.0 ± 0.0", "3", "–", "–", "reference"),
-        ("lower is better", "b", "49.0 ± 1.0", "3", "-21", "-23 to -19", "better"),
+        ("PSNR, dB\nhigher is better", "a", "18.00 ± 0.00", "3", "–", "–", "reference"),
+        ("", "b", "18.00 ± 0.00", "3", "0.00", "0.00 to 0.00", "identical"),
+        ("time per epoch, s\nlower is better", "a", "70.0 ± 0.0", "3", "–", "–", "reference"),
+        ("", "b", "49.0 ± 1.0", "3", "-21", "-23 to -19", "better"),
     ]
     assert table.marks == {"better": "good", "worse": "bad"}
     assert cells(sections["Time"]) == [
@@ -146,7 +146,7 @@ def test_missing_and_nonfinite_numbers(tmp_path, sections):
     study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1}, change=change)
     write_report(study, folder=tmp_path)
     assert cells(sections["All metrics"])[1] == (
-        "higher is better", "b", "–", "0", "–", "–", "no verdict: no seed in common",
+        "", "b", "–", "0", "–", "–", "no verdict: no seed in common",
     )  # fmt: skip
     assert "Not finite and left out: time per epoch of a, seed 1." in sections["How to read this"].text
     assert cells(sections["All metrics"])[6][3] == "2"

@@ -116,13 +116,13 @@ def comparison(result: StudyResult, found: Differences) -> Section:
     """Each metric in each variant, beside the reference."""
     rows = []
     for metric in result.metrics:
-        names = [_with_unit(metric), "" if metric.better is None else f"{metric.better} is better"]
-        for number, variant in enumerate(result.variants):
+        name = "\n".join(filter(None, [_with_unit(metric), metric.better and f"{metric.better} is better"]))
+        for variant in result.variants:
             summary = summarise(result.values(metric.name, variant.name).values())
             against = found.get((metric.name, variant.name))
             difference = (_NONE, _NONE, "reference") if against is None else _difference(metric, against)
-            name = names[number] if number < len(names) else ""
             rows.append((name, _unbroken(variant.name), _mean(metric, summary), str(summary.count), *difference))
+            name = ""
     return Section(
         title="All metrics",
         text=f"Differences are to {result.reference}, paired by seed; those of percentages are in points.",

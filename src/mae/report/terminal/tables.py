@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mae.text import visible
+
+_UNBROKEN = 16
+"""Letters of a word that a narrow terminal does not break."""
 
 _VALUE = r"[-+−]?(\d[\d,]*)?\.?\d+(e[-+]?\d+)?( ?[%×x])?"
 _NUMBER = re.compile(rf"({_VALUE}( ?[±/] ?{_VALUE})?|[-+]?(nan|inf)|[-–—]?)", re.IGNORECASE)
@@ -26,8 +30,11 @@ def show_grid(console: Console, title: str, header: Sequence[str], rows: Sequenc
     """
     console.print(Text(visible(title), style="bold"))
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for name, numeric in zip(header, numeric_columns(header, rows), strict=True):
-        table.add_column(Text(visible(name)), justify="right" if numeric else "left", overflow="fold")
+    for number, (name, numeric) in enumerate(zip(header, numeric_columns(header, rows), strict=True)):
+        words = [word for cell in (name, *(row[number] for row in rows)) for word in cell.split()]
+        narrowest = min(_UNBROKEN, max(map(len, words), default=0))
+        justify: Literal["right", "left"] = "right" if numeric else "left"
+        table.add_column(Text(visible(name)), justify=justify, overflow="fold", min_width=narrowest)
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     console.print(table)
