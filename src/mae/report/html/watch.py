@@ -28,6 +28,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _HELD_OUT = ("held_out", "held_out_train")
 _ACCURACIES = {"knn": "k-NN", "probe": "quick probe"}
 _IN_SECTIONS = ("features", "warnings", "pictures")  # on the page
+_FIRST = ("model", "images", "crops")  # what a page must say before all else
 _CHANCE = ("chance", "commonest_class")
 
 
@@ -264,7 +265,11 @@ def write_watch_page(state: RunState, path: Path, *, refresh: int | None) -> Non
         write_page(
             path,
             title=f"{_name(state)}: {state.status}",
-            facts=[*(row for row in describe(state) if row[0] not in _IN_SECTIONS), ("read", _clock(state.read_at))],
+            facts=[
+                *(row for row in state.facts if row[0] in _FIRST),
+                *(row for row in describe(state) if row[0] not in _IN_SECTIONS),
+                ("read", _clock(state.read_at)),
+            ],
             sections=[*reached, *again, *sections, setup, *_next(state)],
             refresh=refresh,
         )
@@ -330,7 +335,11 @@ def _next(state: RunState) -> list[Section]:
     if state.status != "finished":
         return []
     run = shlex.quote(str(state.folder))
-    commands = [f"mae reconstruct {run} IMAGES/", f"mae neighbours {run} IMAGES/", f"mae evaluate all {run} LABELLED/"]
+    commands = [
+        f"mae reconstruct {run} IMAGE ...",
+        f"mae neighbours {run} IMAGES/",
+        f"mae evaluate all {run} --data LABELLED/",
+    ]
     return [Section(title="Next", text="Put your own folders in place of the capitals.", commands=commands)]
 
 
