@@ -44,7 +44,7 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--mask-ratio", "0"], "mask_ratio is 0.0; expected greater than 0"),
         (["builtin:digits", "--mask-ratio", "1"], "mask_ratio is 1.0; expected less than 1"),
         (["builtin:digits", "--mask-ratio", "0.99"], "leaves 0 visible and 16 masked"),
-        (["builtin:digits", "--batch-size", "5000"], "28 of them held out; use --batch-size 28"),
+        (["builtin:digits", "--batch-size", "5000"], "give at most --batch-size 1410; 28 makes more steps"),
         (["builtin:digits", "--batch-size", "30", "--accumulate", "4"], "multiple of 4"),
         (["builtin:digits", "--lr", "1", "--base-lr", "1"], "both --lr and --base-lr"),
         (["builtin:digits", "--epochs", "1", "--steps", "1"], "both --epochs and --steps"),

@@ -390,7 +390,7 @@ def _batch_size(config: RunConfig, num_images: int, device: torch.device) -> int
         held_out = "" if trained == num_images else f", {num_images - trained} of them held out"
         raise UsageError(
             f"--batch-size is {batch_size}, but {config.source} holds {num_images} images{held_out}; "
-            f"use --batch-size {advised_batch(config, num_images)}"
+            f"give at most --batch-size {views * trained}; {advised_batch(config, num_images)} makes more steps of them"
         )
     return batch_size
 

@@ -44,6 +44,8 @@ _IMAGES = 2  # enough for every check of the model, and of a large one on a CPU 
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 1.2, 0.8, 6.0
 _MEMORY_SHARE = 0.9
+_FEW_PATCHES, _FEW_VISIBLE = 16, 4
+"""Of a 4 x 4 grid a quarter is 4 patches; with one visible patch there is no relation of patches to be seen."""
 _HIGH_RATE = 0.01  # four times the largest of the official recipes
 _MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "stop": "STOP"}
 _STYLES = {"ok": None, "note": "cyan", "warn": "yellow", "stop": "bold red"}
@@ -201,6 +203,7 @@ def _softened(finding: Finding) -> Finding:
 
 def _plan(prepared: RunContext) -> Iterator[Finding]:
     """Rate and schedule beside the official recipe, and what is known to make features worse."""
+    yield _patches(prepared)
     config, official = prepared.config, recipe_config(_REFERENCE)
     assert config.optim.batch_size is not None and official.optim.base_lr is not None
     given, theirs = config.flat(), official.flat()
@@ -224,6 +227,22 @@ def _plan(prepared: RunContext) -> Iterator[Finding]:
             f"a decoder of {SHALLOW_DECODER} blocks or more leaves better frozen features",
             level="note",
         )
+
+
+def _patches(prepared: RunContext) -> Finding:
+    """Whether an image has patches enough that the masked ones can be told from the visible ones."""
+    layout = prepared.method.layout
+    visible = prepared.method.mask.num_visible(layout)
+    value = f"{layout.num_tokens} an image, {visible} of them visible"
+    if layout.num_tokens >= _FEW_PATCHES and visible >= _FEW_VISIBLE:
+        return _noted("patches", value, "", level="ok")
+    wanted = min(side // 4 for side in layout.size)
+    smaller = f"--patch-size {wanted}" if wanted >= 1 else "smaller patches"
+    larger = "x".join(str(4 * patch) for patch in layout.patch)
+    advice = (
+        f"too few to learn from: give {smaller} or less, or --img-size {larger} or more if the images hold that much"
+    )
+    return _noted("patches", value, advice, level="stop" if visible < 2 else "warn")
 
 
 def _cache(prepared: RunContext) -> Iterator[Finding]:
