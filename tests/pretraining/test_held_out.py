@@ -150,7 +150,9 @@ def test_without_them_nothing_is_said(finished: Path) -> None:
 
 @pytest.mark.digits
 def test_a_batch_larger_than_what_is_left_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds 1438 images, 28 of them held out; give at most --batch-size 1410; 28 makes more steps"):
+    with pytest.raises(
+        UsageError, match="holds 1438 images, 28 of them held out; give at most --batch-size 1410; 28 makes more steps"
+    ):
         prepared(tmp_path, batch_size=1420)
 
 
