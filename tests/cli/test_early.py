@@ -62,6 +62,16 @@ def test_no_mistake_loads_torch(place: Path):
     assert done.stdout == "{2} []\n"
 
 
+def test_what_takes_seconds_to_import_waits_until_it_is_needed():
+    code = (
+        "import sys; import mae.pretraining.run, mae.evaluation.run, mae.evaluation.pictures.predict\n"
+        "from mae.models.presets import model_config; model_config('mae_vit_base_patch16')\n"
+        "print(sorted({'torchvision', 'torch._dynamo', 'sympy', 'scipy.optimize', 'matplotlib'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_process_among_several_leaves_the_folder_to_the_first(place: Path, monkeypatch: pytest.MonkeyPatch):
     from mae.cli.early import check_run
     from mae.recipes import recipe_config

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mae.core.component import options_of
 from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_tokens
 from mae.decoders.transformer import TransformerDecoder
+from mae.layers.init import init_normal_
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
@@ -78,7 +79,7 @@ class MAEDecoder(nn.Module):
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
         self.pred = nn.Linear(embed_dim, num_outputs)
         init_linears(self)
-        nn.init.normal_(self.mask_token, std=0.02)
+        init_normal_(self.mask_token, std=0.02)
 
     def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B M P"]:
         """Predict the tokens in `plan.predicted` from the encoder's last level.

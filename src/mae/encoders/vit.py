@@ -12,6 +12,7 @@ from mae.core.component import Alias, Depth, Epsilon, MlpRatio, Width, options_o
 from mae.core.contracts import Encoder, Tokenizer
 from mae.core.types import Encoded, Grid, MaskPlan
 from mae.errors import UsageError
+from mae.layers.init import init_normal_
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
@@ -135,9 +136,9 @@ class MAEEncoder(nn.Module):
         # The bias of the patch projection keeps PyTorch's default: the official model leaves it so.
         nn.init.xavier_uniform_(self.patch_embed.proj.weight)
         if self.cls_token is not None:
-            nn.init.normal_(self.cls_token, std=0.02)
+            init_normal_(self.cls_token, std=0.02)
         if self.mask_token is not None:
-            nn.init.normal_(self.mask_token, std=0.02)
+            init_normal_(self.mask_token, std=0.02)
 
     def forward(
         self, images: Float[Tensor, "B C H W"], plan: MaskPlan | None = None, *, levels: bool = False

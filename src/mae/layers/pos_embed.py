@@ -6,11 +6,12 @@ from torch import Tensor, nn
 
 from mae.core.types import Grid
 from mae.errors import UsageError
+from mae.layers.init import init_normal_
 
 
 def sincos_1d(positions: Tensor, dim: int) -> Float[Tensor, "L dim"]:
     """Sines then cosines of the positions at `dim / 2` frequencies `10000^(-2 i / dim)` (Vaswani et al. 2017)."""
-    frequencies = 10000.0 ** -(torch.arange(dim // 2, dtype=torch.float64) / (dim / 2))
+    frequencies = 10000.0 ** -(torch.arange(dim // 2, dtype=torch.float64, device=positions.device) / (dim / 2))
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
@@ -26,8 +27,11 @@ def sincos_2d(grid: Grid, dim: int) -> Float[Tensor, "N dim"]:
     """
     if dim % 4 != 0:
         raise UsageError(f"width {dim} cannot hold sine-cosine positions in two dimensions; it must be a multiple of 4")
-    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    return torch.cat([sincos_1d(columns.flatten(), dim // 2), sincos_1d(rows.flatten(), dim // 2)], dim=-1).float()
+    # Always on the CPU: for the sine of a tensor on "meta" PyTorch loads its compiler, which takes seconds.
+    down, across = (torch.arange(length, device="cpu") for length in grid)
+    rows, columns = torch.meshgrid(down, across, indexing="ij")
+    table = torch.cat([sincos_1d(columns.flatten(), dim // 2), sincos_1d(rows.flatten(), dim // 2)], dim=-1)
+    return table.float().to(torch.get_default_device())
 
 
 class SinCosPosEmbed(nn.Module):
@@ -65,7 +69,7 @@ class LearnedPosEmbed(nn.Module):
         super().__init__()
         self.built_for = grid
         self.table = nn.Parameter(torch.empty(grid[0] * grid[1], dim))
-        nn.init.normal_(self.table, std=0.02)
+        init_normal_(self.table, std=0.02)
 
     def forward(self, grid: Grid) -> Float[Tensor, "N dim"]:
         """The positions of the grid's tokens in raster order.

@@ -14,7 +14,14 @@ from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import v2
 
 from mae.errors import UsageError
-from mae.modalities.images.crop import Augmentation, central_crop, rand_augment, random_crop_boxes, resized_crop
+from mae.modalities.images.crop import (
+    Augmentation,
+    central_crop,
+    rand_augment,
+    random_crop_boxes,
+    resize,
+    resized_crop,
+)
 from mae.randomness import Stream, sample_keys, uniform, view_keys
 
 DRAWS = 3000
@@ -212,3 +219,13 @@ def test_views_of_an_image_are_as_unlike_as_its_crops_of_two_epochs():
         correlation = np.corrcoef(views[first].T, views[second].T)[:5, 5:]
         assert np.abs(correlation).max() < 5 / DRAWS**0.5
         assert min(ks_2samp(views[second][:, side], plain[:, side]).pvalue for side in range(5)) > 1e-3
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("how", ["bytes as they lie in memory", "bytes by channel", "floats", "13 channels"])
+def test_resizing_gives_what_torchvision_gives(how, interpolation):
+    pixels = torch.randint(0, 256, (48, 65, 13 if how == "13 channels" else 3), dtype=torch.uint8).permute(2, 0, 1)
+    image = {"floats": pixels.float() / 255, "bytes by channel": pixels.contiguous()}.get(how, pixels)
+    for size in [(17, 30), (96, 65), (48, 65)]:
+        wanted = v2.functional.resize(image, list(size), v2.InterpolationMode(interpolation), antialias=True)
+        assert torch.equal(resize(image, size, interpolation=interpolation), wanted)

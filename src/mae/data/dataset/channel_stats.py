@@ -1,7 +1,8 @@
 """Mean and variance of an image's channels, in little memory beside the image."""
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+import torch
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 _VALUES = 1 << 20
@@ -18,15 +19,12 @@ def no_moments(channels: int) -> Moments:
 
 def moments_of(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Moments:
     """The moments of an image's channels; uint8 counts as [0, 1], and its sums are exact. NaN is skipped."""
+    if image.dtype == torch.uint8:
+        return moments_of_levels(levels_of(image))
     pixels = image.numpy()
     channels, height, width = pixels.shape
     rows = max(1, _VALUES // max(width * channels, 1))
     blocks = [pixels[:, start : start + rows] for start in range(0, height, rows)]
-    if pixels.dtype == np.uint8:
-        counts = np.zeros((channels, 256), dtype=np.int64)
-        for block in blocks:
-            counts += np.stack([np.bincount(plane.ravel(), minlength=256) for plane in block])
-        return _of_counts(counts)
     total = no_moments(channels)
     for block in blocks:
         values = block.reshape(channels, -1).astype(np.float64)
@@ -52,7 +50,17 @@ def join(first: Moments, second: Moments) -> Moments:
     return total, mean, first[2] + second[2] + shift**2 * first[0] * share
 
 
-def _of_counts(counts: np.ndarray) -> Moments:
+def levels_of(image: UInt8[Tensor, "C h w"]) -> Int64[np.ndarray, "C 256"]:
+    """How often each channel holds each value of a byte: one pass, from which moments and extremes follow exactly."""
+    counts = np.zeros((len(image), 256), dtype=np.int64)
+    for channel, plane in enumerate(image.contiguous().flatten(1).numpy()):
+        for start in range(0, len(plane), _VALUES):
+            counts[channel] += np.bincount(plane[start : start + _VALUES], minlength=256)
+    return counts
+
+
+def moments_of_levels(counts: Int64[np.ndarray, "C 256"]) -> Moments:
+    """The moments of channels of which it is known how often each value occurs, see `levels_of`."""
     number, levels = counts.sum(axis=1), np.arange(256)
     mean = (counts @ levels) / number
     squares = (counts * (levels - mean[:, None]) ** 2).sum(axis=1)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from mae.data.dataset.channel_stats import Moments, moments_of
+from mae.data.dataset.channel_stats import Moments, levels_of, moments_of, moments_of_levels
 from mae.data.dataset.images import ImageSet
 from mae.data.decode.limits import ImageInfo, UnreadableImage
 from mae.data.inspect.near_duplicates import outline
@@ -78,29 +78,46 @@ def _info(images: ImageSet, number: int) -> ImageInfo | None:
 def _contents(
     images: ImageSet, image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], crop: Float32[Tensor, "C H W"]
 ) -> Contents:
-    whole, pixels = moments_of(image), image.permute(1, 2, 0).numpy()  # as they lie in memory
-    digest, missing = int.from_bytes(pixel_digest([pixels]), "little"), 0.0
-    if images.nodata is not None:
-        gaps = image.isnan()
-        missing = float(gaps.double().mean())
-        image = torch.where(gaps, torch.from_numpy(whole[1]).to(image)[:, None, None], image)
-    smallest, largest = image.amin(dim=(1, 2)).numpy(), image.amax(dim=(1, 2)).numpy()
-    top = 255 if image.dtype == torch.uint8 else 1
-    bounded = images.is_integer
-    pixels_each = image.shape[1] * image.shape[2]
-    low, high = (bounded * (image == end).sum(dim=(1, 2)).numpy() / pixels_each for end in (0, top))
+    digest = int.from_bytes(pixel_digest([image.permute(1, 2, 0).numpy()]), "little")  # as they lie in memory
+    missing = 0.0
+    if image.dtype == torch.uint8:
+        whole, ends = _of_levels(levels_of(image))
+    else:
+        whole = moments_of(image)
+        if images.nodata is not None:
+            gaps = image.isnan()
+            missing = float(gaps.double().mean())
+            image = torch.where(gaps, torch.from_numpy(whole[1]).to(image)[:, None, None], image)
+        ends = _ends(image, bounded=images.is_integer)
+    smallest, largest, low, high = ends
     return Contents(
         digest=digest,
         outline=outline(image),
         missing=missing,
-        smallest=smallest / top,
-        largest=largest / top,
+        smallest=smallest,
+        largest=largest,
         low=low,
         high=high,
-        ends=None if bounded else (_end(image), _end(-image)),
+        ends=None if images.is_integer else (_end(image), _end(-image)),
         whole=whole,
         crop=_moments(crop),
     )
+
+
+def _of_levels(counts: Int64[np.ndarray, "C 256"]) -> tuple[Moments, tuple[np.ndarray, ...]]:
+    """See `_ends`, of bytes."""
+    found, pixels = counts > 0, counts.sum(axis=1)
+    smallest, largest = found.argmax(axis=1), 255 - found[:, ::-1].argmax(axis=1)
+    low, high = counts[:, 0] / pixels, counts[:, 255] / pixels
+    return moments_of_levels(counts), (smallest / 255, largest / 255, low, high)
+
+
+def _ends(image: Float32[Tensor, "C h w"], *, bounded: bool) -> tuple[np.ndarray, ...]:
+    """Each channel's smallest and largest value, and how large a share of its values the type's own are."""
+    smallest, largest = image.amin(dim=(1, 2)).numpy(), image.amax(dim=(1, 2)).numpy()
+    pixels = image.shape[1] * image.shape[2]
+    low, high = (bounded * (image == end).sum(dim=(1, 2)).numpy() / pixels for end in (0, 1))
+    return smallest, largest, low, high
 
 
 def _moments(crop: Float32[Tensor, "C H W"]) -> Moments:

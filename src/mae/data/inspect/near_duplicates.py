@@ -77,19 +77,21 @@ def outline(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Float32
         if (gaps := image.isnan()).any():
             image = torch.where(gaps, image.nanmean(dim=(1, 2), keepdim=True).nan_to_num(nan=0.0), image)
     weights = torch.tensor(_LUMA) if len(image) == len(_LUMA) else torch.full((len(image),), 1 / len(image))
-    grey = torch.einsum("c,chw->hw", weights, image.float()).numpy()
-    waves = (_slowest(grey.shape[0]) @ grey @ _slowest(grey.shape[1]).T).ravel()[1:]
-    waves[np.abs(waves) < _ROUNDING * np.abs(grey).max()] = 0  # what is left of a constant image has no direction
+    grey = torch.einsum("c,chw->hw", weights, image.float()).double()
+    # PyTorch's product, not NumPy's: callers limit its threads, and two images at once wait for each other in NumPy's.
+    waves = (_slowest(grey.shape[0]) @ grey @ _slowest(grey.shape[1]).T).flatten()[1:].numpy()
+    # What is left of a constant image has no direction.
+    waves[np.abs(waves) < _ROUNDING * float(grey.abs().max())] = 0
     return (waves * scale).astype(np.float32)
 
 
 @lru_cache(maxsize=64)
-def _slowest(length: int) -> Float64[np.ndarray, "waves length"]:
+def _slowest(length: int) -> Float64[Tensor, "waves length"]:
     """From a line of pixels to its slowest waves: averaged to 32 by triangles (bilinear, antialiased), then cosines."""
     scale = length / _SIDE
     centres = (np.arange(_SIDE)[:, None] + 0.5) * scale
     weights = np.maximum(0, 1 - np.abs(np.arange(length) + 0.5 - centres) / max(scale, 1))
-    return _COSINES @ (weights / weights.sum(axis=1, keepdims=True))
+    return torch.from_numpy(_COSINES @ (weights / weights.sum(axis=1, keepdims=True)))
 
 
 def near_copies(

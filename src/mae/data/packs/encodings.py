@@ -2,21 +2,20 @@
 
 import io
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.lib import format as npy_format
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
 
 from mae.data.decode import npy
 from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.decode.limits import UnreadableImage
 from mae.data.loading.worker import one_thread
 from mae.errors import UsageError
+from mae.modalities.images.crop import resize
 
 _EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WebP": "webp", "TIFF": "tif", "BMP": "bmp", "NPY": "npy"}
 _ORIENTATION = 274
@@ -173,10 +172,10 @@ def _scaled(original: Original, side: int) -> np.ndarray:
         raise UsageError(
             f"{original.name} marks {original.nodata} as nodata; scaling would mix it with measurements: use --keep"
         )
-    size = [side * height // short, side * width // short]
+    size = side * height // short, side * width // short
     pixels = torch.from_numpy(np.array(image.astype(np.float32) if image.dtype == _UINT16 else image)).permute(2, 0, 1)
     with one_thread():
-        scaled: Any = F.resize(pixels, size, interpolation=InterpolationMode.BICUBIC, antialias=True)
+        scaled = resize(pixels, size)
     if image.dtype == _UINT16:
         scaled = scaled.round().clamp(0, 65535)
     return np.ascontiguousarray(scaled.permute(1, 2, 0).numpy().astype(image.dtype))

@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
-from scipy.optimize import minimize
 from torch import Tensor
 
 from mae.errors import MAEError
@@ -207,6 +206,8 @@ class _Samples:
             to_v = (to_weight + penalty * weight) @ axes / steepness
             slopes = torch.cat([to_v, to_bias.unsqueeze(1)], dim=1).flatten().numpy()
             return loss + penalty / 2 * float(weight.square().sum()), slopes
+
+        from scipy.optimize import minimize  # slow to import, and a run without labels needs none of it
 
         first = torch.zeros(shape, dtype=torch.float64)
         if start is not None:

@@ -3,16 +3,18 @@
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode, RandAugment
-from torchvision.transforms.v2 import functional as F
+from torch.nn.functional import interpolate
 
 from mae.errors import UsageError
 from mae.randomness import Stream, drawing_from, uniform
+
+if TYPE_CHECKING:  # torchvision takes longer to import than everything else here, and only RandAugment needs it
+    from torchvision.transforms.v2 import RandAugment
 
 _OPERATIONS, _OPERATION_PROBABILITY = 2, 0.5
 _LEVELS = 100  # the strongest of RandAugment's levels
@@ -142,8 +144,29 @@ def resized_crop(
         flip: whether to mirror left and right.
         size: height and width of the result.
     """
-    crop: Tensor = F.resized_crop(image, *box, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    top, left, height, width = box
+    crop = resize(image[:, top : top + height, left : left + width], size)
     return torch.flip(crop, (-1,)) if flip else crop
+
+
+def resize(
+    image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"],
+    size: tuple[int, int],
+    *,
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
+) -> UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]:
+    """An image of another size, antialiased; what `torchvision.transforms.v2.functional.resize` gives.
+
+    uint8 stays uint8, limited to 0..255; float32 may overshoot its range a little at sharp edges.
+
+    Args:
+        image: pixels in any scale.
+        size: height and width of the result.
+        interpolation: how values between pixels are found.
+    """
+    if image.shape[-2:] == size:
+        return image
+    return interpolate(image.unsqueeze(0), size, mode=interpolation, align_corners=False, antialias=True).squeeze(0)
 
 
 def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H W"]:
@@ -159,6 +182,8 @@ def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H
         image: of 1 or 3 channels.
         seed: what is drawn depends on it, and on the versions of PyTorch and torchvision.
     """
+    from torchvision.transforms.v2 import functional as F
+
     # Pillow, because torchvision turns and shears tensors by bilinear interpolation at best.
     changed = F.to_pil_image(image)
     with drawing_from(seed):
@@ -171,7 +196,9 @@ def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H
 
 
 @cache
-def _operation(level: int) -> RandAugment:
+def _operation(level: int) -> "RandAugment":
+    from torchvision.transforms.v2 import InterpolationMode, RandAugment
+
     bicubic = InterpolationMode.BICUBIC
     return RandAugment(1, magnitude=level, num_magnitude_bins=_LEVELS + 1, interpolation=bicubic, fill=_GREY)
 
@@ -199,9 +226,9 @@ def central_crop(
     reach = int(size[0] / share), int(size[1] / share)
     # Integer arithmetic, as torchvision's, so that a side never falls short by a rounding error.
     if reach[0] * width >= reach[1] * height:
-        resized = [reach[0], reach[0] * width // height]
+        resized = reach[0], reach[0] * width // height
     else:
-        resized = [reach[1] * height // width, reach[1]]
-    whole: Tensor = F.resize(image, resized, interpolation=InterpolationMode(interpolation), antialias=True)
-    crop: Tensor = F.center_crop(whole, list(size))
-    return crop
+        resized = reach[1] * height // width, reach[1]
+    whole = resize(image, resized, interpolation=interpolation)
+    top, left = (round((found - wanted) / 2) for found, wanted in zip(resized, size, strict=True))
+    return whole[:, top : top + size[0], left : left + size[1]]

@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchvision.transforms.v2 import CutMix, MixUp
 
 from mae.modalities.images.crop import box_sides
 from mae.randomness import Stream, drawing_from, normal, uniform
@@ -81,6 +80,8 @@ def mix(
     Returns:
         The images and their soft targets, which sum to 1.
     """
+    from torchvision.transforms.v2 import CutMix, MixUp  # slow to import, and only fine-tuning needs it
+
     if before is not None:
         images, labels = torch.cat([before[0][None], images]), torch.cat([before[1][None], labels])
     if len(images) == 1:

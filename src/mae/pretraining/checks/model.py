@@ -26,6 +26,8 @@ _SIGMAS = 6.0  # of a thousand positions, chance puts none so far out
 _OVERFIT_STEPS, _OVERFIT_SECONDS = 60, 5.0
 _LEARNED = 0.95
 """After these steps the loss must be below this share of the first; models that learn were at 0.8 and less."""
+_SURELY = 0.8
+"""Of the first loss: a model that is there has shown what was asked, and needs no further steps."""
 _RATE = 1e-3
 _ROUNDING = 1e-4
 """Relative; sums of float32 in another order differ by less, a part left out by far more."""
@@ -258,7 +260,11 @@ def check_overfit(subject: Subject) -> Finding:
     optimizer = _optimizer(subject, model)
     began = time.monotonic()
     losses = [_step(model, optimizer, subject)]
-    while len(losses) < _OVERFIT_STEPS and time.monotonic() - began < _OVERFIT_SECONDS:
+    while (
+        losses[-1] > _SURELY * losses[0]
+        and len(losses) < _OVERFIT_STEPS
+        and time.monotonic() - began < _OVERFIT_SECONDS
+    ):
         losses.append(_step(model, optimizer, subject))
     value = f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
     right = losses[-1] < _LEARNED * losses[0]
