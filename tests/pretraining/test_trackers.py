@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import mae
 from mae.cli import main
+from mae.cli.early import check_run
 from mae.config import RunConfig, is_changeable
 from mae.errors import MAEError, UsageError
 from mae.training.run_folder import RunFolder
@@ -51,8 +53,10 @@ def test_a_missing_package_is_told_before_anything_is_begun(
     out, told = tmp_path / "run", f"--log-to {name} needs the package {name}, which is not installed: "
     assert main(["pretrain", "builtin:digits", "--out", str(out), "--log-to", "tensorboard", name]) == 2
     assert capsys.readouterr().err == f"mae: error: {told}pip install 'openmae[{name}]'\n"
+    with pytest.raises(UsageError, match=rf"openmae\[{name}\]"):  # by the command before PyTorch is loaded
+        check_run(RunConfig.of(source="builtin:digits", log_to=[name]), resume=False)
     with pytest.raises(UsageError, match=rf"openmae\[{name}\]"):
-        mae.pretrain("builtin:digits", out=out, log_to=[name], quiet=True)
+        mae.pretrain("builtin:digits", out=out, log_to=[name], steps=1, quiet=True)
     assert not out.exists()
 
 
@@ -169,6 +173,7 @@ def test_wandb_gets_the_numbers_and_a_resumed_run_continues(run_folder: Path, mo
     first.log(LOSS_ROW)
     first.log(WARNING)
     first.close()
+    time.sleep(1.1)  # the name of W&B's folder counts seconds
     second = opened(run_folder, "wandb", start=2)
     second.log({"step": 3, "samples": 24, "loss": 0.25})
     second.log({"step": 3, "samples": 24, "evaluation": {"rank": 7.0}})
@@ -237,6 +242,7 @@ def test_a_store_that_fails_ends_the_logging_alone(run_folder: Path, caplog: pyt
     assert len([record for record in caplog.records if "MLflow takes no more numbers" in record.message]) == 1
 
 
+@pytest.mark.slow
 @needs_wandb
 @needs_mlflow
 def test_a_resumed_run_is_the_same_run_everywhere(pretrain: Run, run_folder: Path):
