@@ -24,6 +24,7 @@ Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Optimizer = Literal["adamw", "muon"]
 Statistics = Literal["data", "imagenet", "model"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 _Beta = Annotated[float, Ge(0), Lt(1)]
 _TOP = ("source", "recipe", "model", "init_from")
@@ -149,6 +150,8 @@ class MachineConfig(_Group):
     """Steps between checkpoints; the newest two are kept."""
     checkpoint_keep_every: Annotated[Count | None, shown("none", "STEPS")] = None
     """Steps between checkpoints that are kept for good."""
+    log_to: tuple[Tracker, ...] = ("tensorboard",)
+    """Where the numbers go beside metrics.jsonl, tensorboard, wandb, mlflow or several; no name: nowhere."""
     doctor: bool = True
     """Begin with the checks of 'mae doctor'."""
 

@@ -8,10 +8,11 @@ from torch import nn
 from toy import make_trainer
 
 from mae.errors import MAEError, UsageError
-from mae.training.log import JsonLines, TensorBoard, loss_rows, read_rows
+from mae.training.log import JsonLines, loss_rows, read_rows
 from mae.training.optimizer import layered_groups, make_optimizer, parameter_groups
 from mae.training.run_folder import RunFolder, find_weights, new_run_folder
 from mae.training.schedule import WarmupCosine
+from mae.training.trackers.tensorboard import TensorBoard
 
 
 def test_schedule_against_the_formula():

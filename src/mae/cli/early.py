@@ -9,6 +9,7 @@ from mae.data.sources.names import check_apart, check_exists
 from mae.errors import UsageError
 from mae.models.presets import find_model
 from mae.training.run_folder import RunFolder, check_model, check_resumable
+from mae.training.trackers.installed import check_trackers
 
 
 def check_run(config: RunConfig, *, resume: bool) -> None:
@@ -21,6 +22,7 @@ def check_run(config: RunConfig, *, resume: bool) -> None:
     """
     if "RANK" in os.environ:
         return
+    check_trackers(config.machine.log_to)
     folder = None if config.machine.out is None else RunFolder(config.machine.out)
     if resume and not (folder is not None and config.source and not folder.holds_run):
         check_resumable(folder)

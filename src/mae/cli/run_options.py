@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 
-from mae.config import GROUPS, Names, RunConfig, Size, as_flag
+from mae.config import GROUPS, Names, RunConfig, Size, Tracker, as_flag
 from mae.core import component
 from mae.core.describe import Option, describe, help_of
 from mae.core.kinds import kinds, room_of
@@ -201,6 +201,8 @@ def plain_type(hint: Any) -> Any:
         return plain_type(kind)
     if get_origin(hint) is tuple and {*map(plain_type, get_args(hint))} == {float}:
         return _floats(len(get_args(hint)))
+    if hint == tuple[Tracker, ...]:
+        return _parsed_by(tuple, count="*", metavar="NAME ...")
     return Names if hint == tuple[str, ...] else hint
 
 
@@ -216,7 +218,7 @@ def _or_none(plain: Any) -> Any:
     return _parsed_by(lambda texts: None if texts == ["None"] else plain(texts[0]), count=1, metavar="VALUE")
 
 
-def _parsed_by(parse: Callable[[list[str]], Any], *, count: int, metavar: str) -> Any:
+def _parsed_by(parse: Callable[[list[str]], Any], *, count: int | Literal["*"], metavar: str) -> Any:
     """A type parsed by our own function: tyro's messages on unions are long, and it imports a package for tuples."""
     return Annotated[
         object,

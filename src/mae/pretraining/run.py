@@ -47,9 +47,11 @@ from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world, may_be_restarted, was_restarted
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
-from mae.training.log import Callback, JsonLines, TensorBoard, read_rows
+from mae.training.log import Callback, JsonLines, read_rows
 from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
 from mae.training.settings import PeriodicTask
+from mae.training.trackers.installed import check_trackers
+from mae.training.trackers.open import open_trackers
 
 _log = logging.getLogger(__name__)
 _LONGEST_REASON = 2000  # characters of an error's message
@@ -171,6 +173,7 @@ def run_pretraining(
         if not world.is_main:
             console = Console(quiet=True)
         config, folder, newest = _begun(config, given, world, console, held, resume=resume or was_restarted())
+        world.from_main(partial(check_trackers, config.machine.log_to))
         # No name here keeps the weights to begin with, which are let go once they are in the model.
         with stage(console, f"Reading the images of {config.source}"):
             prepared = [prepare_run(config, folder, device, world, resume=newest is not None, given=given)]
@@ -353,18 +356,14 @@ def _train(
         with explained_worker_failure():
             return trainer.run(tasks=tasks)
     folder = prepared.folder
-    start = {"start_step": trainer.step}
     with ExitStack() as stack:
-        observers: list[Callback] = [
-            JsonLines(folder.metrics, **start),
-            TensorBoard(folder.tensorboard, start_samples=trainer.samples),
-            ProgressDisplay(
-                console, total_steps=prepared.total_steps, mean_baseline=_mean_baseline(prepared, baselines), **start
-            ),
-            *callbacks,
-        ]
-        for observer in observers:
-            stack.callback(observer.close)
+        observers: list[Callback] = []
+        for observer in _observers(prepared, trainer, baselines, console):
+            stack.callback(observer.close)  # at once: a later one may fail to open
+            observers.append(observer)
+        for callback in callbacks:
+            stack.callback(callback.close)
+        observers += callbacks
         health = make_health(prepared, trainer, baselines, observers)
         health.remember(read_rows(folder.metrics))
         if trainer.step == 0:
@@ -373,6 +372,24 @@ def _train(
             )
         with explained_worker_failure():
             return trainer.run(observers=[*observers, health], tasks=tasks)
+
+
+def _observers(
+    prepared: RunContext, trainer: Trainer, baselines: TrivialBaselines, console: Console
+) -> Iterator[Callback]:
+    """What a run's rows go to, each opened when it is asked for; the run's own log first."""
+    config, start = prepared.config, {"start_step": trainer.step}
+    yield JsonLines(prepared.folder.metrics, **start)
+    yield from open_trackers(
+        config.machine.log_to,
+        prepared.folder,
+        config=config.to_json(),
+        start=(trainer.step, trainer.samples),
+        total_steps=prepared.total_steps,
+    )
+    yield ProgressDisplay(
+        console, total_steps=prepared.total_steps, mean_baseline=_mean_baseline(prepared, baselines), **start
+    )
 
 
 def _mean_baseline(prepared: RunContext, baselines: TrivialBaselines) -> float | None:

@@ -88,6 +88,11 @@ class RunFolder:
         return self.root / "tensorboard"
 
     @property
+    def tracking(self) -> Path:
+        """Which run of W&B and of MLflow this one is."""
+        return self.root / "tracking.json"
+
+    @property
     def holds_run(self) -> bool:
         """Whether a run was started here."""
         return self.config.is_file()

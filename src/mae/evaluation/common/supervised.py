@@ -30,9 +30,10 @@ from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
-from mae.training.log import Callback, JsonLines, TensorBoard, read_rows
+from mae.training.log import Callback, JsonLines, read_rows
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
+from mae.training.trackers.tensorboard import TensorBoard
 
 _EVALUATIONS = 10
 """How often the test part is evaluated during training; the last time gives the result."""
