@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mae.core.method import MethodConfig as MethodConfig
     from mae.core.types import MAEOutput as MAEOutput
     from mae.core.types import MaskPlan as MaskPlan
+    from mae.data import datasets as datasets
     from mae.decoders.cross_attention import CrossDecoder as CrossDecoder
     from mae.decoders.self_attention import MAEDecoder as MAEDecoder
     from mae.encoders.vit import Features as Features
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from mae.errors import UsageError as UsageError
     from mae.evaluation.common.record import Evaluation as Evaluation
     from mae.evaluation.extractors.extractor import Extractor as Extractor
-    from mae.evaluation.extractors.extractor import Preprocessing as Preprocessing
     from mae.evaluation.pictures.embed import embed as embed
     from mae.evaluation.pictures.nearest import neighbours as neighbours
     from mae.evaluation.pictures.predict import Predictions as Predictions
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from mae.models.classifier import ImageClassifier as ImageClassifier
     from mae.models.file import save as save
     from mae.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
+    from mae.models.preprocess import Preprocessing as Preprocessing
     from mae.models.presets import create_model as create_model
     from mae.models.presets import list_models as list_models
     from mae.models.pretrained import MapBackbone as MapBackbone
     from mae.models.pretrained import PretrainedEncoder as PretrainedEncoder
+    from mae.models.transforms import transforms as transforms
     from mae.pretraining.run import PretrainResult as PretrainResult
     from mae.pretraining.run import load as load
     from mae.pretraining.run import pretrain as pretrain
@@ -52,7 +54,7 @@ _WHERE = {
     "predict": "mae.evaluation.pictures.predict",
     "neighbours": "mae.evaluation.pictures.nearest",
     "Extractor": "mae.evaluation.extractors.extractor",
-    "Preprocessing": "mae.evaluation.extractors.extractor",
+    "Preprocessing": "mae.models.preprocess",
     "reconstruct": "mae.evaluation.pictures.reconstruct",
     "Evaluation": "mae.evaluation.common.record",
     "evaluate": "mae.evaluation.run",
@@ -68,9 +70,11 @@ _WHERE = {
     "MapBackbone": "mae.models.pretrained",
     "PretrainedEncoder": "mae.models.pretrained",
     "save": "mae.models.file",
+    "transforms": "mae.models.transforms",
     "create_model": "mae.models.presets",
     "list_models": "mae.models.presets",
     "Callback": "mae.training.log",
+    "datasets": "mae.data.datasets",
     "PretrainResult": "mae.pretraining.run",
     "load": "mae.pretraining.run",
     "pretrain": "mae.pretraining.run",
@@ -84,6 +88,8 @@ __all__ = ["__version__", *_WHERE]
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'mae' has no attribute {name!r}")
+    if name == "datasets":  # the one that is a module
+        return import_module(_WHERE[name])
     return getattr(import_module(_WHERE[name]), name)
 
 

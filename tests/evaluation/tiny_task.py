@@ -12,10 +12,11 @@ from mae.data.sources.labels import LabelledData, LabelledSplit
 from mae.data.sources.memory import whole_array
 from mae.data.sources.source import Source
 from mae.evaluation.common.task import LabelledTask
-from mae.evaluation.extractors.extractor import Extractor, Preprocessing, model_extractor
+from mae.evaluation.extractors.extractor import Extractor, model_extractor
 from mae.evaluation.run import Evaluator
 from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.preprocess import Preprocessing
 from mae.training.distributed import World
 
 CPU = torch.device("cpu")

@@ -15,6 +15,8 @@ from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
 from mae.layers.transformer import LAYER_NORM_EPS
 from mae.models.build import build_encoder
+from mae.models.given_images import Images
+from mae.models.inference import undisturbed
 from mae.models.pretrained import PretrainedEncoder
 
 _HEAD_STD = 2e-5
@@ -63,6 +65,23 @@ class Classifier(PretrainedEncoder):
             raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
+
+    def predict(self, images: Images) -> list[str]:
+        """The most probable class of each image, by name; `class 0` and so on where the names are not known.
+
+        Args:
+            images: see `preprocess`, which makes what the model sees of them.
+
+        Raises:
+            UsageError: see `preprocess`.
+        """
+        names = self.class_names or [f"class {number}" for number in range(self.num_classes)]
+        return [names[number] for number in self.predict_proba(images).argmax(dim=1).tolist()]
+
+    def predict_proba(self, images: Images) -> Float[Tensor, "B K"]:
+        """The probability of each class for each image, on the CPU; a row adds up to 1. See `predict`."""
+        with undisturbed(self):
+            return self(self.preprocess(images)).float().softmax(dim=1).cpu()
 
 
 class LinearProbe(Classifier):

@@ -4,11 +4,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mae.encoders.vit import Features
 from mae.errors import UsageError
+from mae.models.given_images import Images, crop_image, given_images, statistics_of
+from mae.models.preprocess import preprocessing_of
 
 if TYPE_CHECKING:
     from mae.core.method import MethodConfig
@@ -40,6 +43,32 @@ class PretrainedEncoder(nn.Module):
             UsageError: images of a wrong shape, or of a size the positions cannot be made for; no such block.
         """
         return self.encoder.encode(images, layers=layers, as_map=as_map)
+
+    def preprocess(self, images: Images) -> Float[Tensor, "B C H W"]:
+        """Images as `encode` and `forward` want them, made as evaluation makes them.
+
+        Resized, cropped in the centre and normalised, in the type and on the device of the weights.
+
+        Args:
+            images: one or several: files, images of Pillow, arrays `[H, W, C]` or tensors `[C, H, W]` of pixel values
+                as in the files.
+
+        Raises:
+            UsageError: other channels, types or shapes than the model's; a model without channel statistics.
+            UnreadableImage: a file that is no whole image.
+        """
+        wanted = preprocessing_of(self.config)
+        mean, std = statistics_of(wanted)
+        crops = torch.stack([crop_image(image, wanted) for image in given_images(images, wanted)])
+        return ((crops - mean) / std).to(next(self.parameters()))
+
+    def num_parameters(self, *, only_trainable: bool = False) -> int:
+        """How many values the weights have.
+
+        Args:
+            only_trainable: leave out those that no gradient changes.
+        """
+        return sum(weight.numel() for weight in self.parameters() if weight.requires_grad or not only_trainable)
 
 
 class MapBackbone(nn.Module):

@@ -18,9 +18,10 @@ from mae.data.inspect.exact_duplicates import contents_of
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import normalised_batches
-from mae.evaluation.extractors.extractor import PATCHES, Extractor, Preprocessing
+from mae.evaluation.extractors.extractor import PATCHES, Extractor
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.opened import Opened
+from mae.models.preprocess import Preprocessing
 from mae.training.distributed import World
 
 CPU = torch.device("cpu")

@@ -14,9 +14,10 @@ from tiny_pictures import CPU, PATCH, SIDE, build, patches_of, uint8_images, wri
 import mae
 from mae.data.decode.image import decode
 from mae.errors import UsageError
-from mae.evaluation.extractors.extractor import Preprocessing
 from mae.evaluation.pictures import reconstruct as pictures
-from mae.evaluation.pictures.inputs import InputImage, crop_image, crop_mask, read_mask
+from mae.evaluation.pictures.inputs import crop_mask, read_mask
+from mae.models.given_images import InputImage, crop_image
+from mae.models.preprocess import Preprocessing
 
 
 def test_white_is_masked_and_black_is_not(tmp_path):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mae.data.dataset.images import ImageSet
 from mae.data.loading.loader import evaluation_batches, normalise
-from mae.evaluation.extractors.extractor import Preprocessing
+from mae.models.preprocess import Preprocessing
 from mae.training.distributed import World
 
 BATCH_SIZE = 128

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mae.errors import MAEError, UsageError
-from mae.evaluation.extractors.extractor import PATCHES, Extractor, Preprocessing, weights_digest
+from mae.evaluation.extractors.extractor import PATCHES, Extractor, weights_digest
+from mae.models.preprocess import Preprocessing
 
 _WEIGHTS = "model.safetensors"  # what both hubs call them
 _CONVNEXT_WHOLE = 384  # from this side on the processor of ConvNeXt leaves nothing out

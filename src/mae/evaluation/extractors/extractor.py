@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -19,8 +18,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from mae.errors import UsageError
 from mae.models.build import build_pretrained_encoder
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.preprocess import Preprocessing, preprocessing_of
 from mae.models.pretrained import PretrainedEncoder
-from mae.records import PixelDtype
 from mae.text import visible
 
 PATCHES = "patches"
@@ -29,47 +28,9 @@ PATCHES = "patches"
 Encode = Callable[[Tensor], Tensor | Mapping[str, Tensor]]
 """Normalised images `[B, C, H, W]` to features `[B, D]`, or to several by name, `patches` among them if there are."""
 
-Reading = tuple[int, tuple[str, ...] | None, str | None, PixelDtype | None]
-"""What must be the same for decoded images to serve two extractors: channels, their names, no data, unit."""
-
 _MAX_RAW_SIDE = 32
 _RANDOM_SEED = 0
 _FEATURE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """What is done to an image before an extractor sees it.
-
-    Attributes:
-        img_size: height and width it is cropped to.
-        in_chans: channels it must have.
-        channels: which ones by name, in order; None, or images whose channels have no names: those it has, as they lie.
-        nodata: the value in the files that stands for no measurement, a number or `nan`, and is NaN in the images;
-            None: every value is one.
-        pixel_dtype: type of the pixels in the files the model was trained on, to whose unit others are brought; see
-            `MethodConfig.pixel_dtype`.
-        mean: subtracted from each channel, in that unit; with `std` 0 and 1 it says nothing of the images.
-        std: what each channel is then divided by.
-        crop_share: side of the central crop over the side of the resized image; an image that already has the
-            size is not touched.
-        interpolation: `bicubic` or `bilinear`.
-    """
-
-    img_size: tuple[int, int]
-    in_chans: int = 3
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    crop_share: float = 0.875
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    channels: tuple[str, ...] | None = None
-    nodata: str | None = None
-    pixel_dtype: PixelDtype | None = None
-
-    @property
-    def reading(self) -> Reading:
-        """Channels, their names, what stands for no data, and the unit."""
-        return self.in_chans, self.channels, self.nodata, self.pixel_dtype
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,11 +95,8 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
     Raises:
         UsageError: the model does not say how its images are normalised.
     """
-    config = model.config
-    if config is None or config.tokenizer.mean is None or config.tokenizer.std is None:
-        raise UsageError(
-            "the model holds no channel statistics; use one that a run has trained, or set its mean and std"
-        )
+    preprocessing = preprocessing_of(model.config)
+    assert model.config is not None  # else it would have none
     weights = next(model.parameters())
 
     def encode(images: Tensor) -> Mapping[str, Tensor]:
@@ -149,17 +107,8 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
     return Extractor(
         name=name,
         encode=encode,
-        preprocessing=Preprocessing(
-            img_size=config.tokenizer.img_size,
-            in_chans=config.layout.channels,
-            mean=config.tokenizer.mean,
-            std=config.tokenizer.std,
-            crop_share=0.875 if max(config.layout.size) <= 224 else 1.0,  # the official rule
-            channels=config.tokenizer.channels,
-            nodata=config.tokenizer.nodata,
-            pixel_dtype=config.tokenizer.pixel_dtype,
-        ),
-        identity=f"{weights_digest(model)} {json.dumps(config.to_json(), sort_keys=True)}",
+        preprocessing=preprocessing,
+        identity=f"{weights_digest(model)} {json.dumps(model.config.to_json(), sort_keys=True)}",
         model=model.eval(),
     )
 

@@ -26,9 +26,10 @@ from mae.data.inspect.near_duplicates import near_copies
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors import batches as loading
 from mae.evaluation.extractors.batches import computed_batches
-from mae.evaluation.extractors.extractor import PATCHES, Extractor, Preprocessing, Reading, preprocessing_text
+from mae.evaluation.extractors.extractor import PATCHES, Extractor, preprocessing_text
 from mae.evaluation.extractors.feature_arrays import read_arrays, write_arrays
 from mae.evaluation.extractors.opened import Opened
+from mae.models.preprocess import Preprocessing, Reading
 from mae.text import visible
 from mae.training.distributed import World
 

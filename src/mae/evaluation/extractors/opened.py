@@ -6,7 +6,8 @@ from mae.data.dataset import sampled
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.sources.open import Source
-from mae.evaluation.extractors.extractor import Preprocessing, Reading, preprocessing_text
+from mae.evaluation.extractors.extractor import preprocessing_text
+from mae.models.preprocess import Preprocessing, Reading
 
 
 class Opened:

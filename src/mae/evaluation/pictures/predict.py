@@ -21,11 +21,12 @@ from mae.data.loading.loader import normalise
 from mae.data.sources.open import open_held_out
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import BATCH_SIZE
-from mae.evaluation.extractors.extractor import Extractor, Preprocessing, model_extractor
+from mae.evaluation.extractors.extractor import Extractor, model_extractor
 from mae.modalities.images.crop import central_crop
 from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
 from mae.models.inference import undisturbed
+from mae.models.preprocess import Preprocessing
 from mae.records import write_whole
 from mae.report.figures.sheet import Column, write_sheet
 from mae.report.figures.tones import choose_tones

@@ -14,9 +14,10 @@ from mae.errors import UsageError
 from mae.evaluation.common.picture_quality import PictureQuality, reconstruction_quality
 from mae.evaluation.extractors.extractor import Extractor, model_extractor
 from mae.evaluation.extractors.open import open_extractor
-from mae.evaluation.pictures.inputs import Images, Masks, Row, given_images, read_mask, rows_of, statistics_of
+from mae.evaluation.pictures.inputs import Masks, Row, read_mask, rows_of
 from mae.modalities.images.pictures import Reconstruction, join, score
 from mae.models.file import load_model
+from mae.models.given_images import Images, given_images, one_by_one, statistics_of
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.reconstruction import reconstruct as predict_picture
 from mae.report.figures.animation import write_animation
@@ -111,7 +112,7 @@ def reconstruct(
 
     Args:
         model: a run folder, a checkpoint folder, a `.safetensors` file or a model, which is left as it is.
-        images: files, or pixel values `[B, C, H, W]` as in the files: uint8, uint16, or float32, which is taken as
+        images: files, images of Pillow, or pixel values, `[B, C, H, W]` of a tensor, as in the files: uint8, uint16, or float32, which is taken as
             it is: in [0, 1] for a model of whole-number images.
         mask_ratio: share of patches masked, one or several; None: the model's own. The masks are drawn from `seed`
             and the image's position; of two ratios the higher one hides what the lower one does, and more.
@@ -219,7 +220,7 @@ def _checked_target(
     out = Path(out)
     if out.suffix.lower() != suffix:
         raise UsageError(f"--out is {out}; expected a name that ends in {suffix}")
-    given = [images] if isinstance(images, (str, Path)) else list(images)
+    given = one_by_one(images)
     sources = [Path(source) for source in [*given, mask] if isinstance(source, (str, Path))]
     filled = _filled_paths(out, len(given)) if inpaint else []
     for path in (out, *filled, *(path.with_suffix(".tif") for path in filled)):

@@ -26,7 +26,7 @@ def check_images(images: Shaped[Tensor, "B ..."], in_chans: int) -> None:
     if not isinstance(images, Tensor):
         raise UsageError(
             f"the images are of type {type(images).__name__}; expected a tensor [batch, channels, height, width] of "
-            f"normalised floating point with {in_chans} channels"
+            f"normalised floating point with {in_chans} channels, which model.preprocess makes of files and arrays"
         )
     if images.ndim != 4 or images.shape[1] != in_chans:
         raise UsageError(

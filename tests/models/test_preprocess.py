@@ -1,0 +1,159 @@
+"""Images as users of timm, torchvision and Transformers hand them over, against what evaluation makes of files."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data.pictures import noise
+from PIL import Image
+from tiny import tiny_model
+from torch.utils.data import DataLoader
+
+import mae
+from mae.errors import UsageError
+from mae.models.classifier import LinearProbe
+from mae.models.pretrained import PretrainedEncoder
+
+STATISTICS = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.25, 0.3)}
+
+
+@pytest.fixture(scope="module")
+def model() -> PretrainedEncoder:
+    return tiny_model(**STATISTICS)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for label in ("cat", "dog"):
+        for number in range(5):
+            path = tmp_path / "photos" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise(30, 41, seed=number)).save(path)
+    return tmp_path / "photos"
+
+
+def test_a_file_gives_the_features_that_embed_writes(model: PretrainedEncoder, photos: Path, tmp_path: Path):
+    mae.embed(model, photos, out=tmp_path / "features.npz", features=("mean",), quiet=True, device="cpu")
+    stored = np.load(tmp_path / "features.npz")
+    images = model.preprocess([photos.parent / str(name) for name in stored["names"]])
+    assert images.shape == (10, 3, 16, 24)
+    with torch.no_grad():
+        found = model.eval().encode(images).mean.numpy()
+    assert np.allclose(found, stored["mean"], atol=1e-5)
+
+
+def test_whatever_holds_the_image_gives_the_same(model: PretrainedEncoder, photos: Path):
+    path = photos / "cat" / "0.png"
+    expected = model.preprocess(path)
+    with Image.open(path) as picture:
+        pixels = np.array(picture)
+        given = [picture, picture.convert("RGBA"), pixels, torch.from_numpy(pixels).permute(2, 0, 1), str(path)]
+        for image in given:
+            assert torch.equal(model.preprocess(image), expected)
+        assert torch.equal(model.preprocess(given), expected.expand(5, -1, -1, -1))
+    assert torch.equal(model.preprocess(np.stack([pixels, pixels])), expected.expand(2, -1, -1, -1))
+    assert torch.equal(mae.transforms(model)(path), expected[0])
+    grey = pixels[..., 0]
+    assert torch.equal(model.preprocess(grey), model.preprocess(np.stack([grey] * 3, axis=-1)))
+
+
+def test_a_photo_held_on_its_side_is_turned(model: PretrainedEncoder, tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise(30, 41)).save(tmp_path / "photo.png", exif=exif)
+    with Image.open(tmp_path / "photo.png") as picture:
+        assert torch.equal(model.preprocess(picture), model.preprocess(tmp_path / "photo.png"))
+        assert not torch.equal(model.preprocess(picture), model.preprocess(np.asarray(picture)))
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        (np.zeros(5, dtype=np.uint8), r"image 1 has the shape \(5,\); expected \[height, width, channels\]"),
+        (np.zeros((8, 8, 3), dtype=np.int64), "image 1 is of type int64; expected pixel values as in the files"),
+        (np.zeros((8, 8, 5), dtype=np.uint8), "image 1 has 5 channels; the model expects 3"),
+        ([np.zeros((8, 8, 3), np.float32), np.zeros((8, 8, 3), np.uint8)], "floating point and some are not"),
+        ("gone.jpg", "gone.jpg is not there; expected an image file"),
+        ([], "no image is given"),
+    ],
+)
+def test_what_is_no_image_is_refused(model: PretrainedEncoder, image, says: str):
+    with pytest.raises(UsageError, match=says):
+        model.preprocess(image)
+
+
+def test_a_model_without_statistics_says_so():
+    with pytest.raises(UsageError, match="holds no channel statistics"):
+        tiny_model().preprocess(noise(8, 8))
+
+
+def test_training_crops_are_random_and_normalised(model: PretrainedEncoder, photos: Path):
+    data = mae.datasets.open(photos, split="train", transform=mae.transforms(model, training=True))
+    torch.manual_seed(0)
+    crops = [data[0][0] for _ in range(20)]
+    assert all(crop.shape == (3, 16, 24) for crop in crops) and not torch.equal(crops[0], crops[1])
+    torch.manual_seed(0)
+    assert torch.equal(data[0][0], crops[0])
+    # The same colours on average as the whole image, in the same units.
+    whole = mae.transforms(model)(data.images.get(0))
+    assert torch.allclose(torch.stack(crops).mean(dim=(0, 2, 3)), whole.mean(dim=(1, 2)), atol=0.1)
+
+
+def test_a_source_is_a_plain_data_set(model: PretrainedEncoder, photos: Path):
+    train, test = (mae.datasets.open(photos, split=split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("cat", "dog") and len(train) + len(test) == 10
+    labels = [train.classes[label] for _, label in train]
+    assert labels == [train.images.item_name(number).split("/")[-2] for number in range(len(train))]
+    image, label = train[-1]
+    assert image.dtype == torch.uint8 and image.shape == (3, 30, 41) and label == train.targets[-1]
+    with pytest.raises(IndexError):
+        train[len(train)]
+    every = mae.datasets.open(photos, transform=mae.transforms(model))
+    (batch,) = DataLoader(every, batch_size=10)
+    assert batch.shape == (10, 3, 16, 24) and every.targets is None
+    with pytest.raises(UsageError, match="the split is 'val'; expected 'train', 'test' or None"):
+        mae.datasets.open(photos, split="val")
+
+
+def test_a_classifier_names_classes_and_their_probabilities(model: PretrainedEncoder, photos: Path):
+    probe = LinearProbe(encoder=model.encoder, feature="mean", num_classes=2, class_names=("cat", "dog"),
+                        config=model.config).train()  # fmt: skip
+    path = photos / "cat" / "0.png"
+    shares = probe.predict_proba([path, path])
+    assert shares.shape == (2, 2) and torch.allclose(shares.sum(dim=1), torch.ones(2))
+    with torch.no_grad():
+        assert torch.allclose(shares, probe.eval()(probe.preprocess([path, path])).softmax(dim=1))
+    assert probe.predict(path) == [("cat", "dog")[int(shares[0].argmax())]]
+
+
+def test_parameters_are_counted(model: PretrainedEncoder):
+    counted = sum(weight.numel() for weight in model.parameters())
+    assert model.num_parameters() == model.num_parameters(only_trainable=True) == counted
+    probe = LinearProbe(encoder=model.encoder, feature="mean", num_classes=2, config=model.config)
+    probe.head.requires_grad_(False)
+    assert probe.num_parameters() - probe.num_parameters(only_trainable=True) == 24 * 2 + 2
+
+
+def test_arrays_and_pretrained_are_told_what_to_do():
+    # In another process: here wrong types are found before ours are asked.
+    code = """
+import mae, numpy
+model = mae.create_model("mae_vit_lesson_patch4", mean=(0.5,) * 3, std=(0.2,) * 3)
+for call in (
+    lambda: model(numpy.zeros((1, 32, 32, 3))),
+    lambda: model.preprocess(7),
+    lambda: mae.create_model("mae_vit_lesson_patch4", pretrained=True),
+):
+    try:
+        call()
+    except mae.UsageError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    array, number, pretrained = done.stdout.splitlines()
+    assert "of type ndarray; expected a tensor" in array and "model.preprocess" in array
+    assert "image 1 is of type int; expected a file, an image of Pillow" in number
+    assert "mae.load('official/base')" in pretrained
