@@ -112,8 +112,8 @@ def reconstruct(
 
     Args:
         model: a run folder, a checkpoint folder, a `.safetensors` file or a model, which is left as it is.
-        images: files, images of Pillow, or pixel values, `[B, C, H, W]` of a tensor, as in the files: uint8, uint16, or float32, which is taken as
-            it is: in [0, 1] for a model of whole-number images.
+        images: files, images of Pillow, or pixel values, `[B, C, H, W]` of a tensor, as in the files: uint8, uint16, or
+            float32, which is taken as it is: in [0, 1] for a model of whole-number images.
         mask_ratio: share of patches masked, one or several; None: the model's own. The masks are drawn from `seed`
             and the image's position; of two ratios the higher one hides what the lower one does, and more.
         mask: instead of a ratio, a black and white picture, white = masked, or a tensor `[h, w]` of 0 and 1; of the
