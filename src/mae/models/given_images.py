@@ -209,7 +209,7 @@ def read_file(path: Path) -> bytes:
 def whole(image: InputImage) -> UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]:
     """All of an image; values of 16 bits in [0, 1]."""
     pixels = image.pixels.astype(np.float32) / np.float32(65535) if image.pixels.dtype == np.uint16 else image.pixels
-    return torch.from_numpy(np.require(pixels, requirements="CW")).permute(2, 0, 1)
+    return torch.from_numpy(np.require(pixels, requirements=("C", "W"))).permute(2, 0, 1)
 
 
 def scaled(crop: UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]) -> Float32[Tensor, "C H W"]:
