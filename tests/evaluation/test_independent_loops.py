@@ -18,7 +18,7 @@ from tiny_task import make_task, small_model, striped
 from torch import Tensor
 from torch.testing import assert_close
 
-from mae.evaluation.common import attention_pooling
+from mae.evaluation.common import attentive_training
 from mae.evaluation.common.metrics import top_k_accuracy
 from mae.evaluation.common.probe_heads import ProbeHeads
 from mae.evaluation.common.task import LabelledTask
@@ -206,7 +206,7 @@ def test_the_attentive_probe_is_its_papers_from_end_to_end(monkeypatch: pytest.M
     labels = (tokens[:, :, 0].amax(dim=1) > 1.1).long()
     start: dict[str, Tensor] = {}
     batches: list[tuple[Tensor, Tensor]] = []
-    step = attention_pooling._Runner.step
+    step = attentive_training._Runner.step
 
     def noted(self: Any, seen: Tensor, targets: Tensor) -> None:
         if not start:
@@ -214,8 +214,8 @@ def test_the_attentive_probe_is_its_papers_from_end_to_end(monkeypatch: pytest.M
         batches.append((seen.double(), targets))
         step(self, seen, targets)
 
-    monkeypatch.setattr(attention_pooling._Runner, "step", noted)
-    found = attention_pooling.train_attentive(
+    monkeypatch.setattr(attentive_training._Runner, "step", noted)
+    found = attentive_training.train_attentive(
         tokens,
         labels,
         tokens,

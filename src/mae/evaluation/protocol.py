@@ -29,6 +29,7 @@ class ProtocolResult:
         ranked_by: which of the table's scores the ranking belongs to; empty where there is only one.
         baselines: `[m]` for each baseline, by its name: the classes that it gives the test images.
         curve: how training went, one mapping a row.
+        curve_over: which number of its rows the others are drawn over; one other than `epoch` on a logarithmic axis.
         classifier: what was trained to tell the classes apart, to be stored beside the record; None: nothing of use.
         variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
     """
@@ -41,6 +42,7 @@ class ProtocolResult:
     ranked_by: str = ""
     baselines: "Mapping[str, Tensor]" = field(default_factory=dict)
     curve: tuple[Mapping[str, float], ...] = ()
+    curve_over: str = "epoch"
     variant: str = ""
     classifier: Any = None
 
@@ -56,6 +58,7 @@ class EvaluationProtocol(ABC):
         summary: what it measures, for `mae evaluate --help`.
         needs_labels: whether it is given a `LabelledTask`; an `UnlabelledTask` otherwise.
         cheap: whether `mae evaluate all` runs it: minutes on a CPU once features are stored.
+        own_page: whether it is shown on a page of its own, `evaluation/<name>.html`.
     """
 
     name: ClassVar[str]
@@ -63,6 +66,7 @@ class EvaluationProtocol(ABC):
     summary: ClassVar[str]
     needs_labels: ClassVar[bool] = True
     cheap: ClassVar[bool] = False
+    own_page: ClassVar[bool] = False
 
     def why_not(self, extractor: Any) -> str | None:
         """One line that says why the protocol does not apply to the model of an `Extractor`; None if it does."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -26,6 +27,7 @@ from mae.evaluation.common.verdict import COMMONEST, Verdict, overall, verdict_o
 from mae.evaluation.extractors.extractor import show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
+from mae.evaluation.pictures.confused import draw_confused
 from mae.evaluation.protocol import EvaluationProtocol, ProtocolResult
 from mae.report.figures.confusion import draw_confusion
 from mae.report.figures.learning_curve import draw_learning_curve
@@ -135,7 +137,16 @@ class Evaluator:
             UsageError: a wrong request, or a protocol that does not apply to the model.
             MAEError: it failed on the way.
         """
-        return self._run(protocol)[1]
+        result, record, verdict = self._run(protocol)
+        if protocol.own_page:
+            page = self.folder / "evaluation" / f"{protocol.name}.html"
+            facts = {"answer": str(verdict or ""), "model": self.extractor.name, "source": self._spec}
+            section = self._section_of(protocol, result, record, verdict)
+            title = f"{protocol.title} of {self.extractor.name}"
+            named = list(facts.items())
+            self.world.from_main(lambda: write_page(page, title=title, facts=named, sections=[section]))
+            self._print(f"Look at {page}")
+        return record
 
     def run_all(self) -> Path:
         """Run the cheap protocols and put their tables and pictures on one page.
@@ -212,6 +223,11 @@ class Evaluator:
         result, record, verdict = self._run(protocol)
         if verdict is not None:
             verdicts[protocol.title] = verdict
+        return self._section_of(protocol, result, record, verdict)
+
+    def _section_of(
+        self, protocol: EvaluationProtocol, result: ProtocolResult, record: Evaluation, verdict: Verdict | None
+    ) -> Section:
         pictures = [self.folder / "evaluation" / picture for picture in record.pictures.values()]
         text = "\n\n".join(filter(None, [str(verdict or ""), result.note]))
         return Section(title=protocol.title, text=text, header=result.header, rows=result.rows, pictures=pictures)
@@ -268,16 +284,21 @@ class Evaluator:
         """The pictures of a result, by what they show; drawn by the main process."""
         drawn: dict[str, Callable[..., None]] = {}
         if result.ranking is not None:
+            which = f"{title}: {result.ranked_by}" if result.ranked_by else title
             matrix = confusion_matrix(result.ranking[:, 0], task.labels("test"), num_classes=task.num_classes)
-            drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=title)
+            drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=which)
+            if matrix.trace() < matrix.sum():
+                drawn["confused"] = partial(draw_confused, task, result.ranking[:, 0], title=which)
         if result.curve:
+            measured = [name for name in dict.fromkeys(chain(*result.curve)) if name != result.curve_over]
             drawn["curve"] = partial(
                 draw_learning_curve,
                 result.curve,
-                series={name: name.replace("_", " ") for name in result.curve[0] if name != "epoch"},
+                series={name: name.replace("_", " ") for name in measured},
                 levels={COMMONEST: task.majority(), "chance": 1 / task.num_classes},
-                x="epoch",
+                x=result.curve_over,
                 title=title,
+                log_x=result.curve_over != "epoch",
             )
         names = {what: f"{record.stem}-{what}.png" for what in drawn}
         for what, draw in drawn.items():

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
+from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
 from mae.layers.transformer import LAYER_NORM_EPS
@@ -121,6 +122,34 @@ class LinearProbe(Classifier):
         """
         features = self.encode(images)
         return self.head(torch.cat([getattr(features, name) for name in self.feature.split("+")], dim=-1))
+
+
+class AttentiveProbe(Classifier):
+    """`AttentionPooling` on the patch tokens of a frozen encoder, its final norm included.
+
+    Args:
+        encoder: sees whole images.
+        num_classes: see `Classifier`.
+        class_names: see `Classifier`.
+        config: see `Classifier`.
+
+    Raises:
+        UsageError: see `Classifier`.
+    """
+
+    def __init__(
+        self, *, encoder: Any, num_classes: int, class_names: Sequence[str] = (), config: MethodConfig | None = None
+    ) -> None:
+        super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
+        self.head = AttentionPooling(dim=encoder.embed_dim, num_classes=num_classes)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+        """Logits of normalised images.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        return self.head(self.encode(images).patches)
 
 
 class ImageClassifier(Classifier):

@@ -23,7 +23,7 @@ from mae import records
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
 from mae.models.build import build_encoder, build_model, build_pretrained_encoder
-from mae.models.classifier import Classifier, ImageClassifier, LinearProbe, build_classifier
+from mae.models.classifier import AttentiveProbe, Classifier, ImageClassifier, LinearProbe, build_classifier
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -32,8 +32,14 @@ from mae.version import __version__
 
 FORMAT = 4
 _KEY = "mae"
-MASKED_AUTOENCODER, ENCODER, CLASSIFIER, LINEAR_PROBE = "masked_autoencoder", "encoder", "classifier", "linear_probe"
-_KINDS = (MASKED_AUTOENCODER, ENCODER, CLASSIFIER, LINEAR_PROBE)
+MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
+CLASSIFIER, LINEAR_PROBE, ATTENTIVE_PROBE = "classifier", "linear_probe", "attentive_probe"
+_CLASSIFIERS: Mapping[str, type[Classifier]] = {
+    CLASSIFIER: ImageClassifier,
+    LINEAR_PROBE: LinearProbe,
+    ATTENTIVE_PROBE: AttentiveProbe,
+}
+_KINDS = (MASKED_AUTOENCODER, ENCODER, *_CLASSIFIERS)
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
@@ -381,9 +387,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             config=config,
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
-            classes=records.from_json(Classes, record["classes"], what="classes'")
-            if kind in (CLASSIFIER, LINEAR_PROBE)
-            else None,
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _CLASSIFIERS else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
@@ -456,15 +460,12 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
     Raises:
         UsageError: values that do not fit each other.
     """
-    if kind == LINEAR_PROBE:
+    if kind in (LINEAR_PROBE, ATTENTIVE_PROBE):
         assert classes is not None
-        return LinearProbe(
-            encoder=build_encoder(config),
-            feature=classes.feature,
-            num_classes=classes.count,
-            class_names=classes.names,
-            config=config,
-        )
+        head: dict[str, Any] = {"num_classes": classes.count, "class_names": classes.names, "config": config}
+        if kind == LINEAR_PROBE:
+            return LinearProbe(encoder=build_encoder(config), feature=classes.feature, **head)
+        return AttentiveProbe(encoder=build_encoder(config), **head)
     if kind == CLASSIFIER:
         assert classes is not None
         return build_classifier(
@@ -481,7 +482,8 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
 def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:
     for name, tensor in expected.items():
         there = file.get_slice(name)
-        found_as, expected_as = (there.get_dtype(), list(there.get_shape())), ("F32", list(tensor.shape))
+        dtype = "I64" if tensor.dtype == torch.int64 else "F32"  # a norm's count of batches is an integer
+        found_as, expected_as = (there.get_dtype(), list(there.get_shape())), (dtype, list(tensor.shape))
         if found_as != expected_as:
             raise MAEError(f"{path}: tensor {name} is {found_as}; expected {expected_as}")
 
@@ -513,8 +515,9 @@ def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float |
 
 def kind_of(model: PretrainedEncoder) -> str:
     """Which of the kinds a model is."""
-    if isinstance(model, Classifier):
-        return CLASSIFIER if isinstance(model, ImageClassifier) else LINEAR_PROBE
+    for kind, type_ in _CLASSIFIERS.items():
+        if isinstance(model, type_):
+            return kind
     return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
 
 

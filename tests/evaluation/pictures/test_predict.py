@@ -16,6 +16,8 @@ from mae.cli import main
 from mae.errors import UsageError
 from mae.evaluation.common import finetuning
 from mae.evaluation.pictures.predict import find_classifier
+from mae.evaluation.protocol import EvaluationProtocol
+from mae.evaluation.protocols.attentive_probe import AttentiveProbe
 from mae.evaluation.protocols.linear_probe import LinearProbe
 from mae.evaluation.run import evaluate
 from mae.models.classifier import Classifier
@@ -72,6 +74,22 @@ def test_a_stored_probe_gives_the_fits_logits(tmp_path: Path, feature: str, monk
     assert classes_of(loaded) == classes_of(result.classifier)
     ranking = finetuning.rank(task, loaded, top=1)
     assert torch.equal(ranking[:, 0], result.ranking[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kind"),
+    [
+        (AttentiveProbe(epochs=2, batch_size=20), "attentive_probe"),
+        (LinearProbe(official=True, epochs=2, batch_size=20, base_lr=10.0), "linear_probe"),
+    ],
+)
+def test_other_probes_are_stored_too(tmp_path: Path, protocol: EvaluationProtocol, kind: str):
+    task = make_task(tmp_path, small_model(), train=striped(60, seed=0), test=striped(30, seed=1))
+    result, file = protocol.run(task), tmp_path / "probe.safetensors"
+    finetuning.save(file, result.classifier, task)
+    loaded = load_with_report(file)[0]
+    assert isinstance(loaded, Classifier) and kind_of(loaded) == kind and is_classifier(file)
+    assert torch.equal(finetuning.rank(task, loaded, top=3), result.ranking)
 
 
 def test_a_function_leaves_no_classifier(tmp_path: Path):

@@ -58,6 +58,15 @@ class ProbeHeads(nn.Module):
             features["+".join(CLS_AND_MEAN)] = torch.cat([features[name] for name in CLS_AND_MEAN], dim=1)
         return {name: self.heads[name](self._normed(norm, features[name].float())) for name, norm in self.norms.items()}
 
+    @torch.no_grad()
+    def folded(self, feature: str) -> tuple[Float[Tensor, "K D"], Float[Tensor, " K"]]:
+        """Weight and bias that give a head's logits of a feature as it is, the norm's statistics taken into them."""
+        norm, head = self.norms[feature], self.heads[feature]
+        assert isinstance(norm, nn.BatchNorm1d) and isinstance(head, nn.Linear)
+        assert norm.running_mean is not None and norm.running_var is not None
+        weight = head.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+        return weight.float(), (head.bias.double() - weight @ norm.running_mean.double()).float()
+
     def _normed(self, norm: nn.Module, features: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
         if not self.training or self._world.size == 1:
             return norm(features)

@@ -1,7 +1,7 @@
 """One model on some images: what every protocol is given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,13 @@ class LabelledTask(_Task):
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.class_names)
+
+    def with_training_rows(self, rows: Int64[Tensor, " part"]) -> "LabelledTask":
+        """The task with these training images only, as rows of `labels("train")`, and the same test images."""
+        numbers, split = self.images("train").readable[rows], self.data.train
+        source = split.source.take(numbers.numpy(), f"{len(numbers):,} of {len(split.labels):,} training images")
+        train = LabelledSplit(source=source, labels=split.labels[numbers])
+        return replace(self, data=replace(self.data, train=train), store=self._store)
 
     def images(self, part: Part) -> ImageSet:
         """The images of a part, with the model's channels; its `readable` ones are the rows of features."""

@@ -22,21 +22,20 @@ from mae.data.sources.open import open_held_out
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import BATCH_SIZE
 from mae.evaluation.extractors.extractor import Extractor, model_extractor
+from mae.evaluation.pictures.examples import write_examples
 from mae.modalities.images.crop import central_crop
 from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
 from mae.records import write_whole
-from mae.report.figures.sheet import Column, write_sheet
-from mae.report.figures.tones import choose_tones
 from mae.text import visible
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
 
 _TOP = 5
-_ROWS, _SURE, _UNSURE, _SIDE = 12, 5, 2, 144
-"""Of the picture: classes, the surest images of each, the least sure ones, and their side in pixels."""
+_ROWS, _SURE, _UNSURE = 12, 5, 2
+"""Of the picture: classes, the surest images of each, and the least sure ones."""
 _HOW = "train one: mae evaluate linear_probe MODEL --data LABELLED, or mae evaluate finetune MODEL --data LABELLED"
 
 
@@ -237,19 +236,17 @@ def _draw(found: Predictions, images: ImageSet, numbers: Int64[Tensor, " n"], *,
     order = [label for label in counts.argsort(descending=True, stable=True).tolist() if counts[label]]
     rows = [_examples(label, predicted, sure) for label in order[:_ROWS]]
     left_out = f" {len(order) - _ROWS} more classes are left out." if len(order) > _ROWS else ""
-    pictures = _pictures(images, numbers, rows)
-    tones = choose_tones(pictures.flatten(0, 1), (0.0,) * images.channels, (1.0,) * images.channels)
-    columns = [
-        Column(
-            name={0: "surest", _SURE: "least sure"}.get(place, ""),
-            caption="",
-            pictures=tones.paint(pictures[:, place]),
-            notes=[_notes(found, label, counts, sure, row[place]) for label, row in zip(order, rows, strict=False)],
-        )
-        for place in range(_SURE + _UNSURE)
-    ]
-    caption = f"{len(found.names):,} images; a row for each class that was predicted, the commonest first.{left_out}"
-    write_sheet(columns, title=title, caption=[caption, *tones.notes], path=path, sides=(_SIDE, _SIDE))
+    write_examples(
+        images,
+        [[None if row is None else int(numbers[row]) for row in each] for each in rows],
+        notes=[
+            [_notes(found, label, counts, sure, row) for row in each] for label, each in zip(order, rows, strict=False)
+        ],
+        names=["surest", *[""] * (_SURE - 1), "least sure", *[""] * (_UNSURE - 1)],
+        title=title,
+        caption=f"{len(found.names):,} images; a row for each class that was predicted, the commonest first.{left_out}",
+        path=path,
+    )
 
 
 def _examples(label: int, predicted: Int64[Tensor, " n"], sure: Float[Tensor, " n"]) -> list[int | None]:
@@ -267,17 +264,3 @@ def _notes(
     if row is None:
         return ["", ""]
     return [f"{found.class_names[label]} ({int(counts[label]):,})", f"{sure[row]:.0%} {found.names[row]}"]
-
-
-def _pictures(
-    images: ImageSet, numbers: Int64[Tensor, " n"], rows: Sequence[Sequence[int | None]]
-) -> Float[Tensor, "rows columns C H W"]:
-    """Central crops of one size; white where a class has no further image."""
-
-    def picture(row: int | None) -> Tensor:
-        if row is None:
-            return torch.ones(images.channels, _SIDE, _SIDE)
-        crop = central_crop(images.get(int(numbers[row])), (_SIDE, _SIDE))
-        return crop.float() / 255 if crop.dtype == torch.uint8 else crop.float()
-
-    return torch.stack([torch.stack([picture(row) for row in each]) for each in rows])

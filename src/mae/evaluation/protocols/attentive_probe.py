@@ -8,8 +8,9 @@ from mae.errors import UsageError
 from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult
 
 if TYPE_CHECKING:
-    from mae.evaluation.common.attention_pooling import AttentiveResult
+    from mae.evaluation.common.attentive_training import AttentiveResult
     from mae.evaluation.common.task import LabelledTask
+    from mae.models.classifier import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class AttentiveProbe(EvaluationProtocol):
         """Train and evaluate; see `EvaluationProtocol`."""
         from rich.progress import Progress
 
-        from mae.evaluation.common.attention_pooling import train_attentive
+        from mae.evaluation.common.attentive_training import train_attentive
 
         tokens, test_tokens = task.patches("train"), task.patches("test")
         with Progress(console=task.console, transient=True, disable=not task.console.is_terminal) as progress:
@@ -87,4 +88,19 @@ def _result(task: "LabelledTask", trained: "AttentiveResult") -> ProtocolResult:
         note=note,
         ranking=trained.ranking,
         curve=tuple({"epoch": row["epoch"], "held_out": row["held_out_accuracy"]} for row in best),
+        classifier=_classifier(task, trained),
     )
+
+
+def _classifier(task: "LabelledTask", trained: "AttentiveResult") -> "Classifier | None":
+    """The encoder under the trained probe; None of a function."""
+    from mae.models.classifier import AttentiveProbe as Probe
+
+    model = task.extractor.model
+    if model is None or model.config is None:
+        return None
+    classifier = Probe(
+        encoder=model.encoder, num_classes=task.num_classes, class_names=task.class_names, config=model.config
+    )
+    classifier.head = trained.probe
+    return classifier.to(task.device).eval()

@@ -93,12 +93,12 @@ def _quick(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
         ranking=ranking,
         ranked_by=ranked_by,
         baselines=others,
-        classifier=_classifier(task, ranked_by, fits[ranked_by]),
+        classifier=_classifier(task, ranked_by, *fits[ranked_by].folded()),
     )
 
 
-def _classifier(task: "LabelledTask", feature: str, fit: "Logistic") -> "PretrainedEncoder | None":
-    """The encoder under the fitted head, with the standardisation of its features taken into the weights."""
+def _classifier(task: "LabelledTask", feature: str, weight: "Tensor", bias: "Tensor") -> "PretrainedEncoder | None":
+    """The encoder under a linear head on its feature; None of a function, and of a feature that only it has."""
     from mae.models.classifier import FEATURES
     from mae.models.classifier import LinearProbe as Probe
 
@@ -112,7 +112,6 @@ def _classifier(task: "LabelledTask", feature: str, fit: "Logistic") -> "Pretrai
         class_names=task.class_names,
         config=model.config,
     )
-    weight, bias = fit.folded()
     probe.load_state_dict({**probe.state_dict(), "head.weight": weight, "head.bias": bias})
     return probe.to(task.device).eval()
 
@@ -194,6 +193,7 @@ def _official(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
         f"{duration(training.seconds)}; the heads are in {training.folder}.",
         ranking=rankings[headline(rankings)],
         ranked_by=headline(rankings),
+        classifier=_classifier(task, headline(rankings), *probe.folded(headline(rankings))),
         curve=training.curve,
         variant="official",
     )

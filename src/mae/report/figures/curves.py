@@ -19,6 +19,7 @@ _LABEL_SIZE, _LABEL_WIDTH = 10.0, 215  # points, pixels
 _TITLE_SIZE = 14.0  # points
 _HEADROOM = 1.06
 _BAND_ALPHA = 0.18
+_LOG_MARGIN = 1.15  # beside the outermost marks of a logarithmic axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ def draw_lines(
     title: str,
     reference: Line | None = None,
     from_zero: bool = True,
+    log_ticks: Sequence[float] = (),
 ) -> None:
     """Write a PNG of curves, labelled at their ends, and of horizontal lines at the levels.
 
@@ -101,6 +103,7 @@ def draw_lines(
         title: printed above.
         reference: drawn thin and grey under the lines, its label above the axes.
         from_zero: whether the upright axis begins at 0; else a little below the lowest value.
+        log_ticks: rising numbers above 0 that are marked on a logarithmic axis across; none: the axis is linear.
 
     Raises:
         MAEError: the file cannot be written.
@@ -126,12 +129,24 @@ def draw_lines(
     axes.set_xlabel(names[0], color=FAINT)
     axes.set_ylabel(names[1], color=FAINT)
     quiet_frame(axes)
+    if log_ticks:
+        _spread_by_log(axes, log_ticks)
     for level in levels.values():
         axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
     labels = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
     labels += [("reference", reference.last, FAINT)] if reference is not None else []
     label_ends(axes, [*labels, *((name, level, FAINT) for name, level in levels.items())], show)
     save_png(figure, path)
+
+
+def _spread_by_log(axes: "Axes", ticks: Sequence[float]) -> None:
+    """A logarithmic axis across with these marks alone, and each point of the curves drawn: there are few."""
+    axes.set_xscale("log")
+    axes.set(xlim=(ticks[0] / _LOG_MARGIN, ticks[-1] * _LOG_MARGIN))
+    axes.set_xticks(ticks, [readable(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    for line in axes.lines:
+        line.set_marker("o")
 
 
 def _draw_line(axes: "Axes", line: Line, colour: str, *, width: float = 1.6, layer: float = 2) -> None:

@@ -17,6 +17,7 @@ def draw_learning_curve(
     x: str,
     title: str,
     path: Path,
+    log_x: bool = False,
 ) -> None:
     """Write a PNG of accuracies in percent over `x`, each named at its end, each level a labelled horizontal line.
 
@@ -28,6 +29,7 @@ def draw_learning_curve(
         x: the key of a row that is drawn across, such as `epoch` or `samples`.
         title: printed above.
         path: the PNG; its folder is made, an older file is replaced at once.
+        log_x: draw across on a logarithmic axis, with a mark at each place that was measured; `x` is above 0.
 
     Raises:
         UsageError: no row holds `x` and a finite value of a series, or an accuracy is not in [0, 1].
@@ -49,4 +51,5 @@ def draw_learning_curve(
         show=lambda value: f"{value:.1f} %",
         path=path,
         title=title,
+        log_ticks=sorted({at for line in lines for at in line.x}) if log_x else (),
     )

@@ -9,9 +9,10 @@ from tiny_task import NUM_CLASSES, hidden_signal
 from torch import nn
 
 from mae.errors import MAEError, UsageError
-from mae.evaluation.common.attention_pooling import AttentionPooling, train_attentive
+from mae.evaluation.common.attentive_training import train_attentive
 from mae.evaluation.common.logistic import fit_logistic
 from mae.evaluation.common.metrics import top_k_accuracy
+from mae.layers.attention_pooling import AttentionPooling
 
 CPU = torch.device("cpu")
 

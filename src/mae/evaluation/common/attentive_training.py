@@ -7,66 +7,24 @@ token holds, which a learned query finds.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from math import gcd, isfinite
+from math import isfinite
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.hold_out import check_labels, hold_out
+from mae.layers.attention_pooling import AttentionPooling
 from mae.randomness import permutation
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
 
 _TOP = 5
-_HEAD_DIM = 64
 _WARMUP = 0.05
 """Share of the training over which the rate rises."""
 _WEIGHT_DECAY = 0.05
-
-
-class AttentionPooling(nn.Module):
-    """Batch normalisation, attention of one learned query a head, and a linear head (AIM, section 4).
-
-    The query meets the keys of a token through a linear map, and a weighted mean of values is the value of the
-    weighted mean, so neither keys nor values are ever made for each token: with D wide tokens in H heads that takes
-    H / D of the work, and the result is the same.
-
-    Args:
-        dim: width of a token, a multiple of `num_heads`.
-        num_heads: heads; the scores are scaled by `(dim / num_heads) ** -0.5`.
-        num_classes: number of classes.
-
-    Raises:
-        UsageError: the width does not divide into the heads.
-    """
-
-    def __init__(self, *, dim: int, num_heads: int, num_classes: int) -> None:
-        super().__init__()
-        if dim % num_heads != 0:
-            raise UsageError(f"width {dim} does not divide into {num_heads} heads; choose a divisor of the width")
-        self.num_heads = num_heads
-        self.norm = nn.BatchNorm1d(dim, affine=False, eps=1e-6)
-        self.query = nn.Parameter(0.02 * torch.randn(dim))
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.head = nn.Linear(dim, num_classes)
-
-    def pool(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        """The value of each image: in each head a mean of its tokens, weighted by their likeness to the query."""
-        tokens = self.norm(tokens.flatten(0, 1)).view_as(tokens)
-        heads = (self.num_heads, -1)
-        key, value = (linear.weight.unflatten(0, heads) for linear in (self.key, self.value))  # [H, D / H, D]
-        direction = torch.einsum("hd,hdD->Dh", self.query.unflatten(0, heads), key) * key.shape[1] ** -0.5
-        share = (tokens @ direction).softmax(dim=1)  # [B, N, H]
-        mixed = share.transpose(1, 2) @ tokens  # [B, H, D]
-        return torch.einsum("bhD,hdD->bhd", mixed, value).flatten(1)
-
-    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B K"]:
-        """The logits of each image."""
-        return self.head(self.pool(tokens))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +67,7 @@ def train_attentive(
 
     The probes see the same batches side by side, so that the tokens are read once an epoch, in ascending numbers
     within a batch: they may be mapped from files larger than memory. AdamW; the rate rises over a twentieth of the
-    training and falls to 0 by a cosine schedule. A head is 64 wide, as in every ViT up to L: 12 heads for ViT-B. The
+    training and falls to 0 by a cosine schedule. The
     result is a function of the arguments alone; PyTorch's generators are left as they were.
 
     Args:
@@ -194,10 +152,9 @@ class _Runner:
 
 def _fresh(dim: int, num_classes: int, seed: int) -> AttentionPooling:
     """Weights from the seed, drawn on the CPU; the generator is put back."""
-    num_heads = gcd(dim, max(1, dim // _HEAD_DIM))
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return AttentionPooling(dim=dim, num_heads=num_heads, num_classes=num_classes)
+        return AttentionPooling(dim=dim, num_classes=num_classes)
 
 
 @torch.no_grad()

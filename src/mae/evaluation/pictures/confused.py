@@ -1,0 +1,48 @@
+"""Example images of the classes that a model confuses most."""
+
+from pathlib import Path
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from mae.evaluation.common.metrics import confusion_matrix
+from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.pictures.examples import write_examples
+
+_PAIRS, _EACH = 4, 5
+"""Pairs of classes, and images of each."""
+
+
+def draw_confused(task: LabelledTask, predicted: Int64[Tensor, " m"], *, title: str, path: Path) -> None:
+    """Write test images of the commonest confusions as one PNG, a row for each pair of true and predicted class.
+
+    Args:
+        task: the test images and their classes.
+        predicted: the class that each readable test image was given, at least one of them a wrong one.
+        title: printed above.
+        path: the PNG.
+
+    Raises:
+        MAEError: an image cannot be read, or the file not be written.
+    """
+    labels, names, numbers = task.labels("test"), task.class_names, task.images("test").readable
+    rows, notes = [], []
+    for true, given, count in commonest_confusions(labels, predicted, num_classes=task.num_classes):
+        found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
+        said = [f"true: {names[true]}", f"predicted: {names[given]} ({count:,} of {int((labels == true).sum()):,})"]
+        rows.append([*found, *[None] * (_EACH - len(found))])
+        notes.append([*[[*said, task.images("test").item_name(number)] for number in found]])
+        notes[-1] += [[""] * 3] * (_EACH - len(found))
+    caption = "The commonest confusions, a row each: how many images of the true class were given the other one."
+    write_examples(task.images("test"), rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
+
+
+def commonest_confusions(
+    labels: Int64[Tensor, " m"], predicted: Int64[Tensor, " m"], *, num_classes: int
+) -> list[tuple[int, int, int]]:
+    """True class, predicted class and how often, of the commonest confusions; of equally common ones the first."""
+    wrong = confusion_matrix(predicted, labels, num_classes=num_classes)
+    wrong.fill_diagonal_(0)
+    order = wrong.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
+    pairs = [divmod(cell, num_classes) for cell in order]
+    return [(true, given, int(wrong[true, given])) for true, given in pairs if wrong[true, given]]

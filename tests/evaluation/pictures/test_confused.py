@@ -1,0 +1,38 @@
+"""Examples of the commonest confusions: which pairs, and which images."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_task import make_task, small_model, striped
+
+from mae.evaluation.pictures import confused
+from mae.evaluation.pictures.confused import commonest_confusions, draw_confused
+
+
+def test_confusions_are_those_of_a_plain_count():
+    generator = torch.Generator().manual_seed(0)
+    labels, predicted = (torch.randint(0, 6, (200,), generator=generator) for _ in range(2))
+    pairs = list(zip(labels.tolist(), predicted.tolist(), strict=True))
+    counted = Counter(pair for pair in pairs if pair[0] != pair[1])
+    expected = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:4]
+    assert commonest_confusions(labels, predicted, num_classes=6) == [(*pair, count) for pair, count in expected]
+    assert commonest_confusions(labels, labels, num_classes=6) == []
+
+
+def test_images_of_a_pair_are_of_that_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    task = make_task(tmp_path, small_model(), train=striped(30, seed=0), test=striped(40, seed=1))
+    labels = task.labels("test")
+    predicted = labels.clone()
+    wrong = (labels == 0).nonzero()[:7, 0]
+    predicted[wrong] = 1
+    seen = {}
+    drawn = confused.write_examples
+    monkeypatch.setattr(
+        confused, "write_examples", lambda *args, **named: (seen.update(rows=args[1], **named), drawn(*args, **named))
+    )
+    draw_confused(task, predicted, title="t", path=tmp_path / "c.png")
+    assert seen["rows"] == [task.images("test").readable[wrong[:5]].tolist()]
+    assert seen["notes"][0][0][1].endswith(f"(7 of {int((labels == 0).sum())})")
+    assert (tmp_path / "c.png").stat().st_size > 1000
