@@ -148,12 +148,16 @@ class MachineConfig(_Group):
     """Shard weights and optimizer state over the processes (FSDP2): for ViT-Huge and beyond."""
     checkpoint_every: Annotated[Count | None, shown("one every ten minutes", "STEPS")] = None
     """Steps between checkpoints; the newest two are kept."""
-    checkpoint_keep_every: Annotated[Count | None, shown("none", "STEPS")] = None
+    checkpoint_keep_every: Annotated[Count | None, shown("a tenth of the run if ten take little room", "STEPS")] = None
     """Steps between checkpoints that are kept for good."""
     log_to: tuple[Tracker, ...] = ("tensorboard",)
     """Where the numbers go beside metrics.jsonl, tensorboard, wandb, mlflow or several; no name: nowhere."""
     doctor: bool = True
     """Begin with the checks of 'mae doctor'."""
+    rgb: Annotated[
+        tuple[str, ...], shown("red green blue, R G B or B04 B03 B02 where they are so named", "CHANNEL ...")
+    ] = ()
+    """Names of the channels shown as red, green and blue, or of one shown as grey."""
 
 
 GROUPS: Mapping[str, type[_Group]] = {

@@ -116,6 +116,16 @@ def write_whole(path: Path, text: str) -> None:
     aside(path).replace(path)
 
 
+def check_new(path: Path) -> None:
+    """Refuse to write over what a user may want to keep: asked before the work, by everything that writes a named file.
+
+    Raises:
+        UsageError: it exists.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists and is not overwritten; give another name or remove it")
+
+
 def aside(path: Path) -> Path:
     """Where `write_whole` writes a file first."""
     return path.with_name(f".{path.name}.writing")

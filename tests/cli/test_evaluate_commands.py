@@ -58,6 +58,7 @@ def test_each_protocol_tells_its_options(name, capsys):
         "finetune": "--lora",
         "reconstruction": "--count",
         "label_free": "--views",
+        "labels": "--shares",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown

@@ -56,7 +56,7 @@ def test_a_whole_model_comes_in_and_is_one_of_ours(typed: Path, capsys: pytest.C
     )
     images = images_for(expected)
     assert torch.equal(mae.load("mine").encode(images).mean, expected.eval().encode(images).mean)
-    assert main(words) == 2 and "already exists; give --out another name" in capsys.readouterr().err
+    assert main(words) == 2 and "exists and is not overwritten; give another name" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_in_it_is_left_alone(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_a_folder_with_something_in_it_is_left_alone(typed: Path, capsys: pytest
     (typed / "run" / "checkpoints").mkdir(parents=True)
     for there in ("run", "full.pth"):
         assert main([*words, there]) == 2
-        assert f"{there} already exists; give --out another name" in capsys.readouterr().err
+        assert f"{there} exists and is not overwritten; give another name" in capsys.readouterr().err
     assert [path.name for path in (typed / "run").iterdir()] == ["checkpoints"]
     (typed / "empty").mkdir()
     assert main([*words, "empty"]) == 0 and (typed / "empty" / "model.safetensors").exists()

@@ -22,7 +22,6 @@ from mae.pretraining.estimate.estimate import (
     Plan,
     command_of,
     fitting_accumulate,
-    fitting_epochs,
     make_plan,
     plan_pretraining,
 )
@@ -142,20 +141,16 @@ def test_hours_choose_whole_epochs(machine: Machine):
     assert "--epochs 12" in plan.command and "--steps" not in plan.command
 
 
-def test_too_little_time_says_how_long_an_epoch_takes():
-    assert fitting_epochs(1.0, 3600.0) == 1
-    with pytest.raises(UsageError, match=r"--hours 0.5 is not enough for one epoch, which takes 1 h 00 min"):
-        fitting_epochs(0.5, 3600.0)
-
-
 @pytest.mark.digits
 def test_nonsense_is_refused_before_and_after_measuring(machine: Machine):
     with pytest.raises(UsageError, match="100 steps; expected 300"):
         make_plan(prepared(steps=100), hours=None)
     assert machine.asked == []
     run = prepared(batch_size=40)
-    with pytest.raises(UsageError, match="1 epochs are 35 steps; expected 300"):
-        make_plan(run, hours=21.1 / 3600)  # one epoch of 21 s
+    for hours, epochs in ((21.1 / 3600, 1), (0.001, 0)):  # an epoch takes 21 s
+        with pytest.raises(UsageError, match=rf"in which {epochs} epoch.* takes --hours 0.053 or more \(9 epochs\)"):
+            make_plan(run, hours=hours)
+    make_plan(run, hours=0.053)
     with pytest.raises(UsageError, match="warm-up .* is 30 epochs, but the whole run has 12"):
         make_plan(prepared(batch_size=40, warmup_epochs=30.0, steps=4000), hours=12.5 * 21 / 3600)
 
@@ -269,3 +264,14 @@ def test_planning_leaves_no_trace(machine: Machine, tmp_path: Path, monkeypatch:
 def test_a_folder_named_after_its_source_can_be_made_and_typed():
     found = [source_stem(source) for source in ("a/" + "x" * 250, "b/" + "\u00fc" * 120, "c/one\ntwo\x1b", "{a,b}.tar")]
     assert found == ["x" * 100, "\u00fc" * 50, "one-two-", "a,b"]
+
+
+@pytest.mark.digits
+def test_the_plans_command_takes_the_plans_advice(machine: Machine):
+    """A run of no given length gets as many epochs as are advised; one that was told its length keeps it."""
+    _, plan = plan_pretraining(RunConfig.of(source="builtin:digits", device="cpu"), hours=None)
+    assert plan.epochs > 100 and f"--epochs {plan.epochs:.0f}" in plan.command
+    assert "epochs are taken here" in plan.advice[0] and not any("epochs are few" in line for line in plan.advice)
+    told = RunConfig.of(source="builtin:digits", device="cpu", epochs=100.0)
+    _, plan = plan_pretraining(told, hours=None, given={"epochs"})
+    assert plan.epochs == 100 and any("epochs are few" in line for line in plan.advice)

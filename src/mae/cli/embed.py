@@ -28,7 +28,7 @@ def run(args: list[str]) -> int:
         Args:
             model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
             source: a folder, a list file, a .zip or the name of a known set.
-            out: a new file that ends in .parquet, .npz or .safetensors.
+            out: a new file that ends in .parquet, .csv, .npz or .safetensors.
             features: cls, mean, pooled or patches, as the model has them (default: all but patches).
             data_root: where sets known by name are kept.
             device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.

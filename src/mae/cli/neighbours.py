@@ -31,7 +31,7 @@ def neighbours(
     Args:
         model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
         source: a folder, a list file, a .zip or the name of a known set.
-        out: the PNG.
+        out: a new .png, or a .csv with a row a neighbour, its rank and similarities.
         queries: ends of the file names of the images to start from (default: --count of them, drawn).
         count: how many images are drawn to start from.
         k: neighbours of each.

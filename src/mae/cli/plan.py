@@ -78,6 +78,7 @@ def show(console: "Console", prepared: "RunContext", plan: "Plan") -> None:
     config, pace = plan.config, plan.pace
     sizes = " to ".join(dict.fromkeys("x".join(map(str, size)) for size in prepared.images.size_range()))
     fitted = f"; as many as fit in {duration(3600 * plan.hours)}" if plan.hours is not None else ""
+    size, patch = (_sides(config.flat()[name]) for name in ("img_size", "patch_size"))
     per_step = f"{plan.steps:,} steps of {config.optim.batch_size}, {plan.steps_per_epoch:,} an epoch"
     rates = f"model {plan.model_rate:,.0f}, loader {plan.loader_rate:,.0f} with {plan.workers} process(es)"
     limits = {"data": "the loader limits", "compute": "the model limits"}[pace.limit]
@@ -85,6 +86,7 @@ def show(console: "Console", prepared: "RunContext", plan: "Plan") -> None:
     rows = [
         ("images", f"{plan.images:,} of {sizes} pixels, {plan.held_out:,} of them held out; {prepared.note}"),
         ("model", f"{config.model}: {plan.parameters / 1e6:.2f} M parameters"),
+        ("crops", f"{size} pixels in patches of {patch}, {config.flat()['mask_ratio']:.0%} of them masked"),
         ("length", f"{plan.epochs:.4g} epochs = {per_step}{fitted}"),
         ("images/s", f"{pace.images_per_second:,.0f} together: {rates}"),
         ("limit", f"{limits}; {pace.data_wait:.0%} of the time goes to waiting for images"),
@@ -102,6 +104,10 @@ def show(console: "Console", prepared: "RunContext", plan: "Plan") -> None:
     if is_partial(config.source):
         told = "The URL stands there without its user, password and query: give it whole."
         console.print(told, soft_wrap=True, highlight=False, markup=False)
+
+
+def _sides(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
 
 
 def _gigabytes(count: int) -> str:

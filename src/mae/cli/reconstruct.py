@@ -24,6 +24,7 @@ def reconstruct(
     mask: Annotated[Path | None, shown("drawn by --seed", "FILE")] = None,
     inpaint: bool = False,
     animation: bool = False,
+    rgb: tuple[str, ...] = (),
     seed: int = 0,
     device: Device = "auto",
 ) -> int:
@@ -32,12 +33,13 @@ def reconstruct(
     Args:
         model: a run folder, one of its checkpoints or a .safetensors file; with --animation a run folder.
         images: image files; they are resized and cropped to the model's size as evaluation does.
-        out: the PNG, or the GIF.
+        out: a new PNG, or GIF.
         mask_ratio: share of patches masked; of several, a row each.
         mask: a black and white picture of what to mask, white = masked, in the size of the images.
         inpaint: fill the mask as a hole: what stands under it is not used, and the filled picture is written too.
         animation: a GIF with a frame for each checkpoint that the run kept, see --checkpoint-keep-every of 'mae
             pretrain'.
+        rgb: names of the channels shown as red, green and blue, or of one shown as grey.
         seed: decides the masks.
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
     """
@@ -55,8 +57,13 @@ def reconstruct(
     if animation:
         ratio = mask_ratio[0] if mask_ratio else None
         target = out or Path("reconstruction.gif")
+        frames = len(pictures.kept_checkpoints(model))
+        Console().print(
+            f"{frames} checkpoints, {frames} frames; --checkpoint-keep-every of 'mae pretrain' keeps more",
+            highlight=False,
+        )
         written: tuple[Path, ...] = (
-            pictures.animate(model, images, out=target, mask_ratio=ratio, mask=mask, seed=seed, device=device),
+            pictures.animate(model, images, out=target, mask_ratio=ratio, mask=mask, rgb=rgb, seed=seed, device=device),
         )
     else:
         drawn = pictures.reconstruct(
@@ -65,6 +72,7 @@ def reconstruct(
             mask_ratio=mask_ratio or None,
             mask=mask,
             inpaint=inpaint,
+            rgb=rgb,
             seed=seed,
             out=out or Path("reconstruction.png"),
             device=device,

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -34,6 +35,7 @@ from mae.pretraining.init_weights import load_initial_weights
 from mae.pretraining.resolve import RunContext, warmup_steps
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
+from mae.report.figures.tones import rgb_channels
 from mae.training.checkpoint import folder_step, leftover_bytes
 from mae.training.engine import Trainer
 from mae.training.optimizer import make_optimizer
@@ -43,6 +45,8 @@ from mae.training.sharding import shard
 from mae.training.state import MODEL, refused
 
 _NUM_PICTURED = 8
+_KEPT, _KEPT_BYTES, _WORTH_KEEPING = 10, 10**9, 1000
+"""Checkpoints that a run keeps by itself, the most they may take together, and the fewest steps of such a run."""
 _SPARE = 256
 _BASELINE_IMAGES, _BASELINE_BATCH = 512, 64
 
@@ -67,7 +71,7 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
         precision=config.optim.precision,
         log_every=max(1, min(50, total_steps // 100)),
         checkpoint_every=config.machine.checkpoint_every,
-        checkpoint_keep_every=config.machine.checkpoint_keep_every,
+        checkpoint_keep_every=_keep_every(prepared, model),
     )
     mirror = None
     if config.machine.shard and prepared.world.size > 1:
@@ -246,11 +250,28 @@ def baselines_of(prepared: RunContext, model: MaskedAutoencoder) -> TrivialBasel
     return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
 
 
+def _keep_every(prepared: RunContext, model: MaskedAutoencoder) -> int | None:
+    """Steps between checkpoints that are kept for good: as asked, else a tenth of a run whose ten take little room.
+
+    The same in every process: it depends on nothing but the run and its model.
+    """
+    asked, steps = prepared.config.machine.checkpoint_keep_every, prepared.total_steps
+    if asked is not None or steps < _WORTH_KEEPING or _KEPT * _checkpoint_bytes(model) > _KEPT_BYTES:
+        return asked
+    return ceil(steps / _KEPT)
+
+
+def _checkpoint_bytes(model: MaskedAutoencoder) -> int:
+    one = 3 * _num_bytes(model)  # and two averages
+    return one if model.teacher is None else one + _num_bytes(model.teacher)
+
+
 def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | None) -> None:
     """Refuse to start where the next checkpoints would not fit.
 
-    A new run needs room for three: two that are kept and one that is written. One that goes on gives up the older of
-    the two where it must (see `prune`): it needs room for one beside the newest, and for none where it is over.
+    A new run needs room for three, the newest two and one that is written, and for those that are kept for good. One
+    that goes on gives up the older of the two where it must (see `prune`): it needs room for one beside the newest, and
+    for none where it is over.
 
     Args:
         prepared: the run.
@@ -260,13 +281,13 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     Raises:
         MAEError: there is too little.
     """
-    one = 3 * _num_bytes(model)  # and two averages
-    if model.teacher is not None:
-        one += _num_bytes(model.teacher)
+    one = _checkpoint_bytes(model)
     folder = prepared.folder
     root = folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
-    count = 2 if prepared.resume else 3
+    every = _keep_every(prepared, model)
+    kept = 0 if every is None else prepared.total_steps // every
+    count = 2 if prepared.resume else 3 + kept
     if newest:
         count = int(folder_step(Path(newest)) != prepared.total_steps)
     free = disk_usage(there).free + leftover_bytes(folder.checkpoints)
@@ -287,6 +308,7 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder) -> Callable[[in
     if not predicts_pixels(model):
         return lambda step: None  # a task all the same: every process has as many
     config = prepared.method
+    rgb = rgb_channels(config.tokenizer.channels, prepared.config.machine.rgb)
     crops, keys = pictured(prepared.images, config.tokenizer.img_size, seed=prepared.config.optim.seed)
     images = normalise(crops.to(prepared.device), *prepared.statistics())
     plan = model.plan(images, keys=keys)
@@ -296,7 +318,8 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder) -> Callable[[in
         path = prepared.folder.panel(step)
         assert config.tokenizer.mean is not None and config.tokenizer.std is not None
         views = reconstruct(model, images, plan)
-        draw_panels(images, views, mean=config.tokenizer.mean, std=config.tokenizer.std, path=path, title=title)
+        statistics = {"mean": config.tokenizer.mean, "std": config.tokenizer.std}
+        draw_panels(images, views, **statistics, rgb=rgb, path=path, title=title)
 
     return draw
 

@@ -27,6 +27,8 @@ LEAST_STEPS = 300
 code the loss is 0.95 over the first epoch, where it goes to 0.56 by the fourteenth."""
 FEW_STEPS = 1000
 """Fewer are warned of: recipe `demo`, the shortest with a measured result, takes 1,500."""
+MANY_STEPS = 5000
+"""From so many on it does not matter how few of them an epoch has."""
 LARGEST_WARMUP = 0.5
 """Share of the run that its warm-up may take; it is 0.05 in the paper and 0.1 by default."""
 LEAST_REACH, LITTLE_REACH = 0.1, 0.5
@@ -128,7 +130,7 @@ def advise(config: RunConfig, model: MethodConfig, num_images: int, *, epoch_sec
         )
     if steps < FEW_STEPS:
         advice.append(f"{steps} steps are few: the shortest recipe with a measured result, demo, takes 1,500")
-    if an_epoch < FEW_STEPS_AN_EPOCH:
+    if an_epoch < FEW_STEPS_AN_EPOCH and steps < MANY_STEPS:
         smaller = advised_batch(config, num_images)
         advice.append(f"{an_epoch} steps an epoch are few: --batch-size {smaller} gives more for the same work")
     if steps / an_epoch < epochs:

@@ -137,7 +137,7 @@ def test_every_source_keeps_it_where_four_channels_are_wanted(tmp_path, memory_l
                 "the last band of 3 of 3 sampled files is taken as alpha and composited over white; to keep it as "
                 "a channel: --in-chans 4"
             ), kind
-        with pytest.raises(MAEError, match=r"has 3 channels; --in-chans is 5"):
+        with pytest.raises(MAEError, match=r"has 3 channels; expected 5"):
             load_images(open_source(source, data_root=tmp_path), in_chans=5)
 
 

@@ -70,7 +70,7 @@ def test_where_nothing_names_them_the_user_does(tmp_path):
     folder = written(tmp_path / "tiles", tiles(), names=None)
     assert opened(folder).channel_names is None
     assert opened(folder, channels=["a", "b", "c", "d"]).channel_names == ("a", "b", "c", "d")
-    with pytest.raises(MAEError, match="has 4 channels; --in-chans is 2"):
+    with pytest.raises(MAEError, match="has 4 channels; expected 2"):
         opened(folder, channels=["a", "b"])
     assert opened(folder).is_integer and opened(folder, nodata="0").is_integer
     with pytest.raises(UsageError, match="--in-chans is 5, and --channels names 4"):

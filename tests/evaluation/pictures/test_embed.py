@@ -1,5 +1,6 @@
 """Features as files and neighbours as pictures."""
 
+import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,16 @@ def read(path: Path) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
         shapes = json.loads(table.schema.metadata[b"shapes"])
         arrays = {name: np.array(table[name].to_pylist()).reshape(-1, *shape) for name, shape in shapes.items()}
         return table["name"].to_pylist(), np.stack([table["height"], table["width"]], axis=1), arrays
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        columns = {name: [key for key in rows[0] if key.startswith(f"{name}_")] for name in ("cls", "mean")}
+        arrays = {name: np.float32([[row[key] for key in keys] for row in rows]) for name, keys in columns.items()}
+        return (
+            [row["name"] for row in rows],
+            np.array([[int(row["height"]), int(row["width"])] for row in rows]),
+            arrays,
+        )
     if path.suffix == ".npz":
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files if name not in ("names", "sizes", "about")}
@@ -66,7 +77,7 @@ def read(path: Path) -> tuple[list[str], np.ndarray, dict[str, np.ndarray]]:
         return json.loads(file.metadata()["names"]), file.get_tensor("sizes"), arrays
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".npz", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".npz", ".safetensors"])
 def test_a_row_an_image_in_every_format(photos, model, tmp_path, suffix):
     out = mae.embed(model, photos, out=tmp_path / f"f{suffix}", **QUICK)
     names, sizes, arrays = read(out)
@@ -77,6 +88,36 @@ def test_a_row_an_image_in_every_format(photos, model, tmp_path, suffix):
     assert len({row.tobytes() for row in arrays["mean"]}) == 6
     exact = model.encode(torch.zeros(1, 3, 8, 8))
     assert arrays["mean"].dtype in (np.float32, np.float64) and exact.mean.shape[1] == 32
+
+
+def test_a_csv_holds_the_same_values(photos, model, tmp_path):
+    _, _, table = read(mae.embed(model, photos, out=tmp_path / "f.csv", **QUICK))
+    _, _, arrays = read(mae.embed(model, photos, out=tmp_path / "f.npz", **QUICK))
+    assert all(np.array_equal(table[name], arrays[name]) for name in ("cls", "mean"))
+
+
+def test_neighbours_as_a_table(photos, model, tmp_path):
+    _, _, arrays = read(mae.embed(model, photos, out=tmp_path / "f.npz", **QUICK))
+    out = mae.neighbours(model, photos, out=tmp_path / "n.csv", queries=["1.png", "sub/0.png"], k=3, **QUICK)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 and [row["rank"] for row in rows] == ["1", "2", "3"] * 2
+
+    def cosine(values: np.ndarray, row: dict[str, str]) -> float:
+        one, other = (
+            values[NAMES.index(Path(row[end]).relative_to(photos).as_posix())] for end in ("query", "neighbour")
+        )
+        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+    centred = arrays["mean"] - arrays["mean"].mean(axis=0)
+    for row in rows:
+        assert float(row["cosine"]) == pytest.approx(cosine(arrays["mean"], row), abs=1e-5)
+        assert float(row["centred_cosine"]) == pytest.approx(cosine(centred, row), abs=1e-4)
+    assert rows[0]["neighbour"].endswith("same.png") and float(rows[0]["centred_cosine"]) == pytest.approx(1)
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
+        mae.neighbours("not even looked for", photos, out=out, **QUICK)
+    with pytest.raises(UsageError, match="ends in .png or .csv"):
+        mae.neighbours("not even looked for", photos, out=tmp_path / "n.txt", **QUICK)
 
 
 def test_patches_and_chosen_features(photos, model, tmp_path):
@@ -158,7 +199,9 @@ def test_one_name_may_come_as_plain_text(photos, model, tmp_path, drawn):
 def test_what_cannot_be_embedded(photos, model, tmp_path):
     with pytest.raises(UsageError, match="no feature 'pooled'; it gives cls, mean, patches"):
         mae.embed(model, photos, out=tmp_path / "f.npz", features=["pooled"], **QUICK)
-    for name in ("f.csv", "photos"):
+    with pytest.raises(UsageError, match=r"a .csv has no place for patches of many tokens"):
+        mae.embed(model, photos, out=tmp_path / "f.csv", features=["patches"], **QUICK)
+    for name in ("f.tsv", "photos"):
         with pytest.raises(UsageError, match="end its name with"):
             mae.embed(model, photos, out=tmp_path / name, **QUICK)
     (tmp_path / "f.npz").write_text("old")

@@ -172,7 +172,7 @@ def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch
     scope: dict[str, Any] = {name: __import__(name) for name in ("timm", "transformers", "torch", "onnxruntime", "mae")}
     assert eval(usage, scope) is not None  # what is printed is what a user types
     assert main(["export", "mine.safetensors", "--to", form, "--out", "out"]) == 2
-    assert "out already exists" in capsys.readouterr().err
+    assert "out exists and is not overwritten" in capsys.readouterr().err
 
 
 def test_a_named_size_goes_out_as_it_is(tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def _with_channels(image: np.ndarray, channels: int, name: str) -> np.ndarray:
         luma: np.ndarray = image @ np.array([[0.299], [0.587], [0.114]])
         rounded: np.ndarray = luma if image.dtype.kind == "f" else np.rint(luma)
         return rounded.astype(image.dtype)
-    raise UnreadableImage(f"{name} has {found} channels; --in-chans is {channels}: set --in-chans {found}")
+    raise UnreadableImage(
+        f"{name} has {found} channels; expected {channels}, those of the model, of --in-chans or of most files"
+    )
 
 
 def _with_dtype(image: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:

@@ -1,5 +1,7 @@
-"""Features of many images in one file that other programs read: Parquet, NumPy or safetensors."""
+"""Features of many images in one file that other programs read: CSV, Parquet, NumPy or safetensors."""
 
+import csv
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.errors import MAEError, UsageError
+from mae.records import check_new
 
 _CHUNK_BYTES = 16 << 20  # of the arrays in memory at a time
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses to read more
@@ -41,6 +44,8 @@ def write_features(
 
     - `.parquet`: columns `name`, `height`, `width` and one of fixed-size lists for each array. The schema's
       metadata hold `about` and `shapes`, the shape of an image's values in each array, as JSON.
+    - `.csv`: a row an image; columns `name`, `height`, `width` and one for each value, `cls_0` and so on, to be read by
+      anything and several times as large. What a model was is not in it. No patch tokens.
     - `.npz`: `names` (text), `sizes [n, 2]`, each array, and `about` as JSON text. Read it with
       `numpy.load(path, allow_pickle=False)`. Every name takes the room of the longest one, 4 bytes a character.
     - `.safetensors`: `sizes [n, 2]` and each array; the metadata hold `about`'s entries and `names` as JSON. The
@@ -86,12 +91,11 @@ def check_target(path: Path) -> None:
     """Refuse a file that `write_features` would refuse, before there is anything to write.
 
     Raises:
-        UsageError: a suffix that is none of the three formats', or a file that exists.
+        UsageError: a suffix that is none of the formats', or a file that exists.
     """
     if path.suffix.lower() not in _WRITERS:
         raise UsageError(f"features cannot be written as {path.name!r}; end its name with {', '.join(_WRITERS)}")
-    if path.exists():
-        raise UsageError(f"{path} exists and is not overwritten; give another name or remove it")
+    check_new(path)
 
 
 def _check(names: Sequence[str], sizes: Tensor, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
@@ -139,6 +143,21 @@ def _write_parquet(file: IO[bytes], features: _Features) -> None:
             writer.write_table(pa.Table.from_arrays([*named, *lists], schema=schema))
 
 
+def _write_csv(file: IO[bytes], features: _Features) -> None:
+    if tokens := [name for name, array in features.arrays.items() if array.ndim == 3]:
+        raise UsageError(f"a .csv has no place for {tokens[0]} of many tokens; write .parquet, .npz or .safetensors")
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    columns = [f"{name}_{place}" for name, array in features.arrays.items() for place in range(array.shape[1])]
+    rows.writerow(["name", "height", "width", *columns])
+    for chunk in _row_chunks(len(features.names), 4 * len(columns)):
+        values = np.concatenate([array[chunk].astype(str) for array in features.arrays.values()], axis=1)
+        sizes = features.sizes[chunk]
+        for name, size, row in zip(features.names[chunk], sizes.tolist(), values.tolist(), strict=True):
+            rows.writerow([name, *size, *row])
+    text.detach()
+
+
 def _write_npz(file: IO[bytes], features: _Features) -> None:
     about = np.array(json.dumps(dict(features.about)))
     entries = {"names": np.array(features.names), "sizes": features.sizes, **features.arrays, "about": about}
@@ -174,6 +193,7 @@ def _write_safetensors(file: IO[bytes], features: _Features) -> None:
 
 _KINDS = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
 _WRITERS: dict[str, Callable[[IO[bytes], _Features], None]] = {
+    ".csv": _write_csv,
     ".parquet": _write_parquet,
     ".npz": _write_npz,
     ".safetensors": _write_safetensors,

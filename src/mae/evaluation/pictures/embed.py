@@ -37,7 +37,7 @@ def embed(
     Args:
         model: see `mae.evaluate`.
         source: images, see `RunConfig.source`.
-        out: a new file that ends in `.parquet`, `.npz` or `.safetensors`.
+        out: a new file that ends in `.parquet`, `.csv`, `.npz` or `.safetensors`.
         features: which ones: `cls`, `mean`, `pooled`, `patches`, as the model has them; none: all but `patches`.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.

@@ -9,7 +9,7 @@ from torch import Tensor
 from mae.data.dataset.images import ImageSet
 from mae.modalities.images.crop import central_crop
 from mae.report.figures.sheet import Column, write_sheet
-from mae.report.figures.tones import choose_tones
+from mae.report.figures.tones import choose_tones, rgb_channels
 
 _SIDE = 144  # pixels
 
@@ -39,7 +39,9 @@ def write_examples(
         MAEError: an image cannot be read, or the file not be written.
     """
     pictures = torch.stack([torch.stack([_picture(images, number) for number in row]) for row in rows])
-    tones = choose_tones(pictures.flatten(0, 1), (0.0,) * images.channels, (1.0,) * images.channels)
+    tones = choose_tones(
+        pictures.flatten(0, 1), (0.0,) * images.channels, (1.0,) * images.channels, rgb_channels(images.channel_names)
+    )
     columns = [
         Column(name=name, caption="", pictures=tones.paint(pictures[:, place]), notes=[row[place] for row in notes])
         for place, name in enumerate(names)

@@ -1,6 +1,8 @@
 """A sheet of the images that a model finds most alike."""
 
+import io
 from collections.abc import Sequence
+from csv import writer as csv_writer
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from rich.console import Console
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from mae.credentials import concealed
 from mae.data.dataset.images import ImageSet
@@ -17,7 +20,9 @@ from mae.evaluation.common.neighbours import nearest
 from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.modalities.images.crop import central_crop
 from mae.randomness import permutation
+from mae.records import check_new, write_whole
 from mae.report.figures.neighbours import draw_neighbours
+from mae.report.figures.tones import rgb_channels
 from mae.training.device import choose_device
 from mae.training.distributed import World
 
@@ -37,10 +42,15 @@ def neighbours(
 ) -> Path:
     """Draw the images that are nearest to some by the cosine of their features, as one sheet.
 
+    The features of a masked autoencoder have much in common, so all cosines are near 1. Under each image stands the
+    cosine of the features minus their mean over all images, which tells more of how alike two are; the order is that
+    of the plain cosine, by which k-NN is evaluated too.
+
     Args:
         model: see `mae.evaluate`.
         source: images, see `RunConfig.source`.
-        out: the PNG.
+        out: a new file: a `.png`, or a `.csv` of the same, a row a neighbour: `query`, `rank` (from 1), `neighbour`,
+            `cosine` and `centred_cosine`.
         queries: ends of the names of the images to start from, or how many to draw by `seed`.
         k: neighbours of each; the image itself is not among them.
         feature: which feature is compared.
@@ -50,8 +60,8 @@ def neighbours(
         quiet: show nothing.
 
     Raises:
-        UsageError: an image that is not there, a feature that the model does not give, or less than one image to
-            start from or to find.
+        UsageError: `out` exists or is of another kind, an image that is not there, a feature that the model does not
+            give, or less than one image to start from or to find.
         MAEError: images that cannot be read, or a disk that is full.
     """
     source = concealed(str(source))
@@ -59,6 +69,9 @@ def neighbours(
     num_queries = queries if isinstance(queries, int) else len(queries)
     if num_queries < 1 or k < 1:
         raise UsageError(f"{num_queries} images to start from, {k} neighbours of each; expected 1 or more")
+    check_new(path := Path(out))
+    if path.suffix not in (".png", ".csv"):
+        raise UsageError(f"--out is {out}; expected a name that ends in .png or .csv")
     where, console = choose_device(device), Console(quiet=quiet)
     task = open_images(model, source, data_root=Path(data_root), device=where, console=console, world=World())
     features, numbers = _features(task, feature)
@@ -70,9 +83,31 @@ def neighbours(
     similarities, places = nearest(features, features[rows], k=k + 1, device=where)
     kept = _without_itself(places, rows)
     similarities, places = (values.gather(1, kept) for values in (similarities, places))
-    title = f"Nearest by {feature} of {task.extractor.name}"
-    _draw(task, numbers[rows], numbers[places], similarities, title=title, path=Path(out))
-    return Path(out)
+    centred = normalize(features - features.mean(dim=0), dim=1)
+    likeness = torch.einsum("qd,qkd->qk", centred[rows], centred[places])
+    if path.suffix == ".csv":
+        write_whole(path, _as_csv(task.source, numbers[rows], numbers[places], similarities, likeness))
+    else:
+        title = f"Nearest by {feature} of {task.extractor.name}"
+        _draw(task, numbers[rows], numbers[places], likeness, title=title, path=path)
+    return path
+
+
+def _as_csv(
+    source: Source,
+    queries: Int64[Tensor, " q"],
+    neighbours: Int64[Tensor, "q k"],
+    cosines: Float[Tensor, "q k"],
+    centred: Float[Tensor, "q k"],
+) -> str:
+    lines = io.StringIO()
+    rows = csv_writer(lines, lineterminator="\n")
+    rows.writerow(["query", "rank", "neighbour", "cosine", "centred_cosine"])
+    for query, *columns in zip(*(values.tolist() for values in (queries, neighbours, cosines, centred)), strict=True):
+        for rank, (number, plain, without_mean) in enumerate(zip(*columns, strict=True), start=1):
+            names = source.item_name(query), rank, source.item_name(number)
+            rows.writerow([*names, f"{plain:.6f}", f"{without_mean:.6f}"])
+    return lines.getvalue()
 
 
 def _features(task: UnlabelledTask, name: str) -> tuple[Float[Tensor, "n D"], Int64[Tensor, " n"]]:
@@ -104,6 +139,7 @@ def _draw(
         neighbour_names=[[name(number) for number in row] for row in neighbours.tolist()],
         mean=(0.0,) * images.channels,
         std=(1.0,) * images.channels,
+        rgb=rgb_channels(images.channel_names),
         title=title,
         path=path,
     )

@@ -28,7 +28,7 @@ from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
-from mae.records import write_whole
+from mae.records import check_new, write_whole
 from mae.text import visible
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
@@ -127,8 +127,8 @@ def check_outputs(out: str | Path | None, sheet: str | Path | None) -> None:
     for file, suffixes in ((out, (".csv", ".json")), (sheet, (".png",))):
         if file is not None and Path(file).suffix not in suffixes:
             raise UsageError(f"{file} cannot be written; end its name with {' or '.join(suffixes)}")
-        if file is not None and Path(file).exists():
-            raise UsageError(f"{file} exists and is not overwritten; give another name or remove it")
+        if file is not None:
+            check_new(Path(file))
 
 
 def find_classifier(path: Path) -> Path:

@@ -20,9 +20,11 @@ from mae.models.file import load_model
 from mae.models.given_images import Images, given_images, one_by_one, statistics_of
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.reconstruction import reconstruct as predict_picture
+from mae.records import check_new
 from mae.report.figures.animation import write_animation
 from mae.report.figures.panels import draw_frame, draw_inpainting, draw_rows
 from mae.report.figures.picture_file import write_picture
+from mae.report.figures.tones import choose_tones, rgb_channels
 from mae.training.checkpoint import MODEL, good_checkpoints
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder
@@ -100,6 +102,7 @@ def reconstruct(
     mask_ratio: float | Sequence[float] | None = None,
     mask: str | Path | Tensor | None = None,
     inpaint: bool = False,
+    rgb: Sequence[str] = (),
     seed: int = 0,
     out: str | Path | None = None,
     device: str = "auto",
@@ -119,6 +122,8 @@ def reconstruct(
         mask: instead of a ratio, a black and white picture, white = masked, or a tensor `[h, w]` of 0 and 1; of the
             image's size, of the model's crop or of its grid; a patch with any masked pixel is masked whole.
         inpaint: the mask is a hole: what stands under it is not used for anything.
+        rgb: names of the channels shown as red, green and blue, or of one shown as grey; none: by their names, see
+            `mae.report.figures.tones.rgb_channels`.
         seed: decides the masks, `0 <= seed < 2**63`.
         out: the sheet, a `.png`; with `inpaint` each filled picture is written beside it. None: nothing is written.
         device: `auto`, `cpu`, `cuda` or `mps`.
@@ -131,6 +136,7 @@ def reconstruct(
     _check_request(mask_ratio, mask, inpaint, seed)
     target = None if out is None else _checked_target(out, ".png", images, mask, inpaint=inpaint)
     extractor = _with_decoder(model, device)
+    shown = rgb_channels(extractor.preprocessing.channels, rgb)
     given = given_images(images, extractor.preprocessing)
     ratios = tuple(mask_ratio) if isinstance(mask_ratio, Sequence) else (mask_ratio,)
     masks = Masks(ratios=ratios, hidden=None if mask is None else read_mask(mask), inpaint=inpaint, seed=seed)
@@ -141,9 +147,9 @@ def reconstruct(
     written: tuple[Path, ...] = ()
     pictures = _pictures(extractor, rows, views)
     if target is not None and inpaint:
-        written = _write_inpainting(extractor, rows, views, pictures, target)
+        written = _write_inpainting(extractor, rows, views, pictures, target, shown)
     elif target is not None:
-        written = _write_sheet(extractor, rows, views, pictures, target, several=len(ratios) > 1)
+        written = _write_sheet(extractor, rows, views, pictures, target, several=len(ratios) > 1, rgb=shown)
     return replace(pictures, written=written)
 
 
@@ -154,6 +160,7 @@ def animate(
     out: str | Path,
     mask_ratio: float | None = None,
     mask: str | Path | Tensor | None = None,
+    rgb: Sequence[str] = (),
     seed: int = 0,
     device: str = "auto",
 ) -> Path:
@@ -165,6 +172,7 @@ def animate(
         out: the GIF.
         mask_ratio: share of patches masked; None: the model's own.
         mask: see `reconstruct`.
+        rgb: see `reconstruct`.
         seed: decides the masks.
         device: `auto`, `cpu`, `cuda` or `mps`.
 
@@ -174,7 +182,7 @@ def animate(
     """
     _check_request(mask_ratio, mask, False, seed)
     target = _checked_target(out, ".gif", images, mask, inpaint=False)
-    checkpoints = _kept(run)
+    checkpoints = kept_checkpoints(run)
     masks = Masks(ratios=(mask_ratio,), hidden=None if mask is None else read_mask(mask), inpaint=False, seed=seed)
     chosen, last = choose_device(device), max(checkpoints)
     rows: list[Row] = []
@@ -196,6 +204,7 @@ def animate(
                 notes=_notes(pictures),
                 mean=wanted.mean,
                 std=wanted.std,
+                rgb=rgb_channels(wanted.channels, rgb),
                 title=f"Step {step:,} of {last:,}",
             )
         )
@@ -221,11 +230,9 @@ def _checked_target(
     if out.suffix.lower() != suffix:
         raise UsageError(f"--out is {out}; expected a name that ends in {suffix}")
     given = one_by_one(images)
-    sources = [Path(source) for source in [*given, mask] if isinstance(source, (str, Path))]
     filled = _filled_paths(out, len(given)) if inpaint else []
     for path in (out, *filled, *(path.with_suffix(".tif") for path in filled)):
-        if path.exists() and any(source.exists() and path.samefile(source) for source in sources):
-            raise UsageError(f"--out {out} would write over {path}, one of the images that are read; rename it")
+        check_new(path)
     return out
 
 
@@ -248,7 +255,12 @@ def _with_decoder(model: Any, device: str) -> Extractor:
     return extractor
 
 
-def _kept(run: str | Path) -> dict[int, Path]:
+def kept_checkpoints(run: str | Path) -> dict[int, Path]:
+    """The checkpoints of a run that make an animation, by step.
+
+    Raises:
+        UsageError: no run folder, or one with fewer than two checkpoints.
+    """
     folder = RunFolder(Path(run))
     if not folder.checkpoints.is_dir():
         raise UsageError(f"{run} is no run folder; --animation shows how a run went, so it needs the run's folder")
@@ -327,6 +339,7 @@ def _write_sheet(
     target: Path,
     *,
     several: bool,
+    rgb: tuple[int, ...] | None,
 ) -> tuple[Path, ...]:
     wanted = extractor.preprocessing
     draw_rows(
@@ -336,6 +349,7 @@ def _write_sheet(
         leave_out=("full reconstruction",) if several else (),
         mean=wanted.mean,
         std=wanted.std,
+        rgb=rgb,
         path=target,
         title=f"What {extractor.name} makes of masked patches",
     )
@@ -368,7 +382,12 @@ def _in_words(numbers: PictureNumbers) -> list[str]:
 
 
 def _write_inpainting(
-    extractor: Extractor, rows: Sequence[Row], views: Sequence[Reconstruction], pictures: Pictures, target: Path
+    extractor: Extractor,
+    rows: Sequence[Row],
+    views: Sequence[Reconstruction],
+    pictures: Pictures,
+    target: Path,
+    rgb: tuple[int, ...] | None,
 ) -> tuple[Path, ...]:
     assert pictures.hole is not None and pictures.filled is not None
     wanted, images = extractor.preprocessing, torch.cat([row.images for row in rows])
@@ -380,8 +399,7 @@ def _write_inpainting(
         hidden=pictures.hidden,
         norm_pix=views[0].leaky is not None,
         notes=_file_names(pictures),
-        mean=wanted.mean,
-        std=wanted.std,
+        tones=choose_tones(images, wanted.mean, wanted.std, rgb),
         path=target,
         title=f"Holes filled by {extractor.name}",
     )

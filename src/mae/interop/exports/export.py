@@ -22,7 +22,7 @@ from mae.interop.exports.formats import FORMATS, ExportFormat
 from mae.interop.exports.graphs import num_visible
 from mae.interop.exports.roundtrip import Inputs, model_outputs
 from mae.interop.imports.open import open_model
-from mae.models.classifier import LinearProbe
+from mae.models.classifier import AttentiveProbe, LinearProbe
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
@@ -65,13 +65,12 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
     """
     records.check_known([to], list(FORMATS), what="export format")
     export_format = FORMATS[to]
-    if out.exists():
-        raise UsageError(f"{out} already exists; give --out another name, or delete it first")
+    records.check_new(out)
     if missing := [name for name in export_format.needs if find_spec(name) is None]:
         raise UsageError(f"--to {to} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     model, report = open_model(path)
-    if isinstance(model, LinearProbe):
-        raise UsageError(f"{path} is a linear probe, which other libraries have no place for; export its run instead")
+    if isinstance(model, LinearProbe | AttentiveProbe):
+        raise UsageError(f"{path} is a probe, which other libraries have no place for; export its run instead")
     export_format.check(model)
     staging = None
     try:

@@ -12,6 +12,7 @@ from mae.interop.imports.public import open_public
 from mae.models.file import LoadReport, is_own, load_with_report, model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.pretrained import PretrainedEncoder
+from mae.records import check_new
 from mae.training.run_folder import RunFolder, find_weights
 
 
@@ -112,7 +113,7 @@ def import_model(
     is_new = not out.exists()
     is_free = is_new or (out != target and out.is_dir() and not any(out.iterdir()))
     if not is_free:  # in the folder of a run it would hide the run's weights
-        raise UsageError(f"{out} already exists; give --out another name, or delete it first")
+        check_new(out)
     if (overrides.mean is None) != (overrides.std is None):
         raise UsageError("--mean and --std go together; give both, or neither")
     if overrides.in_chans is None:  # otherwise the given statistics are those of the new channels

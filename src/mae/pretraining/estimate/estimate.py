@@ -2,9 +2,10 @@
 
 import os
 import shlex
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from mae.pretraining.resolve import (
     resolve_config,
     total_steps,
 )
-from mae.pretraining.sanity import advise, check_schedule, num_parameters
+from mae.pretraining.sanity import MOST_EPOCHS, advise, advised_epochs, check_schedule, num_parameters
 from mae.recipes import recipe_config
 from mae.report.terminal.console import duration
 from mae.training.device import choose_device, explained_memory_failure
@@ -120,7 +121,20 @@ def plan_pretraining(config: RunConfig, *, hours: float | None, given: Collectio
         folder.check_new()
     with explained_memory_failure(f"{max(_PROBES)} images at once are too many; take a smaller model or --img-size"):
         prepared = prepare_run(config, folder, choose_device(config.machine.device), World(), resume=False, given=given)
-        return prepared, make_plan(prepared, hours=hours)
+        if hours is not None or config.recipe != "default" or {"epochs", "steps"} & set(given):
+            return prepared, make_plan(prepared, hours=hours)
+        prepared, note = _long_enough(prepared)
+        plan = make_plan(prepared, hours=None)
+        return prepared, replace(plan, advice=(*note, *plan.advice))
+
+
+def _long_enough(prepared: RunContext) -> tuple[RunContext, list[str]]:
+    """A run of no given length with as many epochs as are advised, and what is told of that."""
+    epochs = advised_epochs(prepared.steps_per_epoch)
+    if prepared.total_steps >= epochs * prepared.steps_per_epoch:
+        return prepared, []
+    note = f"{epochs:,} epochs are taken here, for few images need many; --hours or --epochs sets another length"
+    return replace(prepared, config=prepared.config.override({"epochs": float(epochs)})), [note]
 
 
 def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
@@ -163,11 +177,15 @@ def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
     pace = pace_of(model_rate, loader_rate, num_workers(prepared))
     epoch_seconds = prepared.steps_per_epoch * config.optim.batch_size / pace.images_per_second
     if hours is not None:
-        config = config.override({"epochs": float(fitting_epochs(hours, epoch_seconds)), "steps": None})
+        fitted = max(1, floor(3600 * hours / epoch_seconds))  # whether that makes sense is checked below
+        config = config.override({"epochs": float(fitted), "steps": None})
     weights = None if prepared.start is None else prepared.start.config
     config = resolve_config(config, images, device, world, weights)
     model = config.resolved
-    check_schedule(config, len(images))
+    if hours is None:
+        check_schedule(config, len(images))
+    else:
+        check_time(config, len(images), hours=hours, epoch_seconds=epoch_seconds)
     steps = total_steps(config, len(images))
     epochs = steps / prepared.steps_per_epoch
     return Plan(
@@ -230,18 +248,42 @@ def fitting_accumulate(config: RunConfig, world: World, largest_part: int) -> in
     )
 
 
-def fitting_epochs(hours: float, epoch_seconds: float) -> int:
-    """Whole epochs that fit in a time.
+def check_time(config: RunConfig, num_images: int, *, hours: float, epoch_seconds: float) -> None:
+    """Refuse a time in which no run that makes sense fits, and say how long one takes.
 
     Raises:
-        UsageError: not even one.
+        UsageError: see `check_schedule`, whose message it is where no number of epochs would do.
     """
-    if (epochs := floor(3600 * hours / epoch_seconds)) < 1:
+    epochs = floor(3600 * hours / epoch_seconds)
+    try:
+        check_schedule(config, num_images)
+    except UsageError:
+        least = _least_epochs(config, num_images)
+        if least is None:
+            raise
+    else:
+        least = 1
+    if epochs < least:
+        needed = ceil(1000 * least * epoch_seconds / 3600) / 1000
         raise UsageError(
-            f"--hours {hours:g} is not enough for one epoch, which takes {duration(epoch_seconds)} here; give more "
-            "time, a smaller --model or fewer images"
+            f"--hours {hours:g} is {duration(3600 * hours)}, in which {epochs} epoch(s) fit here; a run that learns "
+            f"anything takes --hours {needed:g} or more ({least:,} epochs), or a smaller --model or --img-size"
         )
-    return epochs
+
+
+def _least_epochs(config: RunConfig, num_images: int) -> int | None:
+    """The fewest epochs with which a run makes sense; None: no number of them does."""
+
+    def makes_sense(epochs: int) -> bool:
+        try:
+            check_schedule(config.override({"epochs": float(epochs)}), num_images)
+        except UsageError:
+            return False
+        return True
+
+    tried = range(1, MOST_EPOCHS + 1)
+    place = bisect_left(tried, True, key=makes_sense)
+    return tried[place] if place < len(tried) else None
 
 
 def _on_parts(asked: RunConfig, accumulate: int) -> list[str]:

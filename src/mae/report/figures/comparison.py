@@ -25,6 +25,7 @@ def draw_comparison(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
     path: Path,
     title: str,
 ) -> list[Path]:
@@ -39,6 +40,7 @@ def draw_comparison(
         views: each model's reconstruction of them under one mask, by the name printed above; at least one.
         mean: per channel, subtracted from the images when they were normalised, pixel values scaled to [0, 1].
         std: per channel, what they were divided by.
+        rgb: see `choose_tones`.
         path: the first PNG; its folder is created, older files are replaced at once.
         title: printed above the columns.
 
@@ -49,7 +51,7 @@ def draw_comparison(
         MAEError: a file cannot be written.
     """
     images = images.float()
-    tones = choose_tones(images, mean, std)
+    tones = choose_tones(images, mean, std, rgb)
     columns, estimate = [], None
     for name, view in views.items():
         result = score(images, view.pasted, view.hidden, std)

@@ -25,19 +25,21 @@ def draw_neighbours(
     neighbour_names: Sequence[Sequence[str]],
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
     path: Path,
     title: str,
 ) -> None:
-    """Write one PNG: a row per query with its nearest images, cosine similarity and file name under each.
+    """Write one PNG: a row per query with its nearest images, their likeness and file name under each.
 
     Args:
         queries: normalised images; 1 channel is drawn grey, 3 as colours, of others the first three.
         neighbours: likewise, the nearest first.
-        similarities: cosine of the features, in [-1, 1].
+        similarities: cosine of the features minus their mean over all images, in [-1, 1].
         query_names: one a query; long ones lose their middle.
         neighbour_names: for each query one a neighbour.
         mean: per channel, subtracted from the images when they were normalised; zeros for plain pixel values.
         std: per channel, what they were divided by; ones for plain pixel values.
+        rgb: see `choose_tones`.
         path: the PNG; its folder is made, an older file is replaced at once.
         title: printed above.
 
@@ -54,7 +56,7 @@ def draw_neighbours(
             f"{len(query_names)} query names and {counts} neighbour names for {num_queries} queries of {k} "
             "neighbours each; expected one name per image"
         )
-    tones = choose_tones(torch.cat([queries, neighbours.flatten(0, 1)]).float(), mean, std)
+    tones = choose_tones(torch.cat([queries, neighbours.flatten(0, 1)]).float(), mean, std, rgb)
     columns = [
         Column(
             name="query",
@@ -66,11 +68,16 @@ def draw_neighbours(
     for rank in range(k):
         cosines = similarities[:, rank].tolist()
         notes = [
-            [f"cosine {cosine:.3f}", _name(names[rank])] for cosine, names in zip(cosines, neighbour_names, strict=True)
+            [f"centred cosine {cosine:.2f}", _name(names[rank])]
+            for cosine, names in zip(cosines, neighbour_names, strict=True)
         ]
         pictures = tones.paint(neighbours[:, rank].float())
         columns.append(Column(name=f"nearest {rank + 1}", caption="", pictures=pictures, notes=notes))
-    caption = ["Each row: an image and its nearest neighbours in feature space, by cosine similarity.", *tones.notes]
+    caption = [
+        "Each row: an image and its nearest neighbours in feature space, by cosine similarity.",
+        "Centred cosine: of the features minus their mean over all images; 0 is as alike as any two.",
+        *tones.notes,
+    ]
     write_sheet(columns, title=title, caption=caption, path=path, sides=_SIDES)
 
 

@@ -30,6 +30,7 @@ def draw_panels(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
     path: Path,
     title: str,
 ) -> None:
@@ -44,6 +45,7 @@ def draw_panels(
         views: a model's reconstruction of them.
         mean: per channel, subtracted from the images when they were normalised, pixel values scaled to [0, 1].
         std: per channel, what they were divided by.
+        rgb: see `choose_tones`.
         path: the PNG; its folder is created, an older file is replaced at once.
         title: printed above the columns.
 
@@ -51,7 +53,7 @@ def draw_panels(
         MAEError: the file cannot be written.
     """
     images = images.float()
-    tones = choose_tones(images, mean, std)
+    tones = choose_tones(images, mean, std, rgb)
     write_sheet(_columns(images, views, tones), title=title, caption=_caption(images, views, tones, std), path=path)
 
 
@@ -63,6 +65,7 @@ def draw_rows(
     leave_out: Sequence[str] = (),
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
     path: Path,
     title: str,
 ) -> None:
@@ -75,13 +78,14 @@ def draw_rows(
         leave_out: names of columns that are not drawn.
         mean: see `draw_panels`.
         std: see `draw_panels`.
+        rgb: see `choose_tones`.
         path: the PNG; its folder is created, an older file is replaced at once.
         title: printed above the columns.
 
     Raises:
         MAEError: the file cannot be written.
     """
-    tones = choose_tones(images, mean, std)
+    tones = choose_tones(images, mean, std, rgb)
     columns = [
         replace(column, notes=notes.get(column.name, ()))
         for column in _columns(images, views, tones)
@@ -105,8 +109,7 @@ def draw_inpainting(
     hidden: Bool[Tensor, "B H W"],
     norm_pix: bool,
     notes: Sequence[Sequence[str]],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    tones: Tones,
     path: Path,
     title: str,
 ) -> None:
@@ -119,15 +122,13 @@ def draw_inpainting(
         hidden: True for the pixels of masked patches: those that the hole touches.
         norm_pix: whether the model predicts per-patch normalised pixels.
         notes: lines under each input.
-        mean: see `draw_panels`.
-        std: see `draw_panels`.
+        tones: how they are displayed.
         path: the PNG; its folder is created, an older file is replaced at once.
         title: printed above the columns.
 
     Raises:
         MAEError: the file cannot be written.
     """
-    tones = choose_tones(images, mean, std)
     painted, filling = tones.paint(images), tones.paint(filled)
     columns = [
         Column(name="input with the hole", caption="", pictures=_covered(painted, hole), notes=notes),
@@ -154,11 +155,12 @@ def draw_frame(
     notes: Mapping[str, Sequence[Sequence[str]]],
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
     title: str,
 ) -> None:
     """Write one picture of an animation: the columns input, masked and reconstruction of `draw_rows` alone."""
     leave_out = ("full reconstruction", "error", _LEAKY)
-    draw_rows(images, views, notes=notes, leave_out=leave_out, mean=mean, std=std, path=path, title=title)
+    draw_rows(images, views, notes=notes, leave_out=leave_out, mean=mean, std=std, rgb=rgb, path=path, title=title)
 
 
 def _covered(pictures: Float[Tensor, "B H W 3"], where: Bool[Tensor, "B H W"]) -> Float[Tensor, "B H W 3"]:
