@@ -148,7 +148,7 @@ def test_a_name_cannot_steer_the_terminal(typed, capsys, words):
         ("evaluate knn timm:nonsense --data labelled", 2, "timm has no such model"),
         ("evaluate knn cut.safetensors --data labelled", 1, "cut.safetensors cannot be read as a safetensors file"),
         ("evaluate label_free model.safetensors --data broken --device cpu", 1, "broken"),
-        ("embed model.safetensors flat --out f.csv", 2, "end its name with .parquet, .npz, .safetensors"),
+        ("embed model.safetensors flat --out f.tsv", 2, "end its name with .csv, .parquet, .npz, .safetensors"),
         ("embed model.safetensors flat --out f.npz --features pooled --device cpu", 2, "no feature 'pooled'"),
         ("neighbours model.safetensors flat --count 0", 2, "0 images to start from"),
         ("neighbours model.safetensors flat --queries 9.png --device cpu", 2, "no readable image of that name"),

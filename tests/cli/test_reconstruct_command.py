@@ -165,7 +165,8 @@ def test_an_animation_has_a_frame_a_checkpoint_in_order_of_steps(typed, capsys, 
 
     monkeypatch.setattr(panels, "write_sheet", watched)
     assert code_of("reconstruct run 0.png 1.png --animation --mask-ratio 0.5 --device cpu") == 0
-    assert capsys.readouterr().out == "Look at reconstruction.gif\n"
+    told = "3 checkpoints, 3 frames; --checkpoint-keep-every of 'mae pretrain' keeps more\n"
+    assert capsys.readouterr().out == f"{told}Look at reconstruction.gif\n"
     assert titles == ["Step 3 of 100", "Step 20 of 100", "Step 100 of 100"]
     assert all(torch.equal(each, masked[0]) for each in masked)
     with Image.open("reconstruction.gif") as image:
@@ -190,7 +191,7 @@ def test_a_damaged_checkpoint_is_no_frame(typed):
         ("reconstruct model.safetensors bands.tif --device cpu", 2, "has 5 channels; the model expects 3"),
         ("reconstruct model.safetensors 0.png --out o.jpg", 2, "--out is o.jpg; expected a name that ends in .png"),
         ("reconstruct run 0.png --animation --out o.png", 2, "expected a name that ends in .gif"),
-        ("reconstruct model.safetensors 0.png --out 0.png", 2, "one of the images that are read"),
+        ("reconstruct model.safetensors 0.png --out 0.png", 2, "0.png exists and is not overwritten"),
         ("reconstruct model.safetensors 0.png --mask-ratio 1.5 --device cpu", 2, "mask_ratio is 1.5"),
         ("reconstruct model.safetensors 0.png --mask-ratio nan --device cpu", 2, "mask_ratio is nan"),
         ("reconstruct model.safetensors 0.png --mask-ratio 0.5 --mask mask.png", 2, "give one of them"),

@@ -129,6 +129,7 @@ def test_each_command_says_which_weights_it_took(
     else:
         assert shown.count("loaded encoder ") == 1 and "probe reproduced (largest difference" in shown
     damage(run, 4)
-    (tmp_path / "f.npz").unlink(missing_ok=True)
+    for written in ("f.npz", "n.png", "r.png"):
+        (tmp_path / written).unlink(missing_ok=True)
     assert main(words) == 1
     assert "is damaged: " in (told := capsys.readouterr().err) and "without a checkpoint" not in told

@@ -269,9 +269,9 @@ def test_a_folder_named_after_its_source_can_be_made_and_typed():
 @pytest.mark.digits
 def test_the_plans_command_takes_the_plans_advice(machine: Machine):
     """A run of no given length gets as many epochs as are advised; one that was told its length keeps it."""
-    _, plan = plan_pretraining(RunConfig.of(source="builtin:digits", device="cpu"), hours=None)
+    config = recipe_config("default").override({"source": "builtin:digits", "device": "cpu"})
+    _, plan = plan_pretraining(config, hours=None)
     assert plan.epochs > 100 and f"--epochs {plan.epochs:.0f}" in plan.command
     assert "epochs are taken here" in plan.advice[0] and not any("epochs are few" in line for line in plan.advice)
-    told = RunConfig.of(source="builtin:digits", device="cpu", epochs=100.0)
-    _, plan = plan_pretraining(told, hours=None, given={"epochs"})
+    _, plan = plan_pretraining(config.override({"epochs": 100.0}), hours=None, given={"epochs"})
     assert plan.epochs == 100 and any("epochs are few" in line for line in plan.advice)

@@ -71,7 +71,7 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
         precision=config.optim.precision,
         log_every=max(1, min(50, total_steps // 100)),
         checkpoint_every=config.machine.checkpoint_every,
-        checkpoint_keep_every=_keep_every(prepared, model),
+        checkpoint_keep_every=_kept_every(prepared, model),
     )
     mirror = None
     if config.machine.shard and prepared.world.size > 1:
@@ -250,15 +250,25 @@ def baselines_of(prepared: RunContext, model: MaskedAutoencoder) -> TrivialBasel
     return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
 
 
-def _keep_every(prepared: RunContext, model: MaskedAutoencoder) -> int | None:
+def kept_every(asked: int | None, *, steps: int, num_bytes: int) -> int | None:
     """Steps between checkpoints that are kept for good: as asked, else a tenth of a run whose ten take little room.
 
-    The same in every process: it depends on nothing but the run and its model.
+    Args:
+        asked: by the user; None: nothing.
+        steps: of the whole run.
+        num_bytes: of one checkpoint.
+
+    Returns:
+        None: none are kept.
     """
-    asked, steps = prepared.config.machine.checkpoint_keep_every, prepared.total_steps
-    if asked is not None or steps < _WORTH_KEEPING or _KEPT * _checkpoint_bytes(model) > _KEPT_BYTES:
+    if asked is not None or steps < _WORTH_KEEPING or _KEPT * num_bytes > _KEPT_BYTES:
         return asked
     return ceil(steps / _KEPT)
+
+
+def _kept_every(prepared: RunContext, model: MaskedAutoencoder) -> int | None:
+    asked = prepared.config.machine.checkpoint_keep_every
+    return kept_every(asked, steps=prepared.total_steps, num_bytes=_checkpoint_bytes(model))
 
 
 def _checkpoint_bytes(model: MaskedAutoencoder) -> int:
@@ -285,7 +295,7 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     folder = prepared.folder
     root = folder.root.absolute()
     there = next(path for path in (root, *root.parents) if path.exists())
-    every = _keep_every(prepared, model)
+    every = _kept_every(prepared, model)
     kept = 0 if every is None else prepared.total_steps // every
     count = 2 if prepared.resume else 3 + kept
     if newest:

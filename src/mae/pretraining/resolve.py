@@ -37,6 +37,7 @@ from mae.training.run_records import read_image_facts
 
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 16, 2000
 """Images: of fewer a mean loss tells nothing, of more it tells no more."""
+_STEPS_AN_EPOCH = 4
 _HELD_OUT_SEED = 0  # of any run, so that runs that differ in their seed are told by the same images
 _LONGEST_STEM = 100  # bytes; a name may have 255, and more is added to this one
 _SMALL_SIDE = 64  # images up to this side are trained at the size they have
@@ -377,10 +378,17 @@ def _choose(config: RunConfig, weights: MethodConfig | None, images: ImageSet, d
     )
 
 
+def _usual_batch(usual: int, trained: int) -> int:
+    """The usual number of images, halved until an epoch has some steps."""
+    while usual > 1 and trained // usual < _STEPS_AN_EPOCH:
+        usual //= 2
+    return max(usual, 1)
+
+
 def _batch_size(config: RunConfig, num_images: int, device: torch.device) -> int:
     views, usual = config.data.repeated_aug, 64 if device.type == "cpu" else 256
     trained = num_images - num_held_out(config, num_images)
-    batch_size = config.optim.batch_size or views * max(1, min(usual // views, trained))
+    batch_size = config.optim.batch_size or views * _usual_batch(usual // views, trained)
     if batch_size % views:
         raise UsageError(
             f"--batch-size is {batch_size}, --repeated-aug {views}; expected a batch of as many views of every image: "

@@ -144,8 +144,8 @@ def test_an_existing_file_is_kept(tmp_path, suffix):
     assert (tmp_path / f"f{suffix}").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["f.csv", "f", "f.npy"])
-def test_another_suffix_is_refused_and_the_three_are_named(tmp_path, name):
+@pytest.mark.parametrize("name", ["f.tsv", "f", "f.npy"])
+def test_another_suffix_is_refused_and_the_formats_are_named(tmp_path, name):
     for refused in (write, check_target):
         with pytest.raises(UsageError, match=r"\.parquet, \.npz, \.safetensors"):
             refused(tmp_path / "new" / name)

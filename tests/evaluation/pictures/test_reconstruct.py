@@ -205,7 +205,7 @@ def test_an_image_that_is_read_is_never_written_over(tmp_path):
     write_mask(tmp_path / "m.png", np.eye(16))
     before = (tmp_path / "a.png").read_bytes()
     for out in ("a.png", "m.png"):
-        with pytest.raises(UsageError, match="one of the images that are read"):
+        with pytest.raises(UsageError, match="exists and is not overwritten"):
             mae.reconstruct(build(), tmp_path / "a.png", mask=tmp_path / "m.png", out=tmp_path / out, **CPU)
     Image.fromarray(noise(16, 16)).save(tmp_path / "o-filled.png")
     with pytest.raises(UsageError, match=r"o-filled\.png"):

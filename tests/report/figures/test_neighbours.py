@@ -50,7 +50,7 @@ def test_each_picture_stands_with_its_cosine_and_name(sheets, tmp_path):
     assert torch.equal(columns[0].pictures, tones.paint(queries))
     assert torch.equal(columns[3].pictures, tones.paint(near[:, 2]))
     assert columns[0].notes == [["q0.png"], ["q1.png"]]
-    assert columns[2].notes == [["cosine -0.100", "n01.png"], ["cosine 0.200", "n11.png"]]
+    assert columns[2].notes == [["centred cosine -0.10", "n01.png"], ["centred cosine 0.20", "n11.png"]]
     with Image.open(tmp_path / "new" / "n.png") as image:
         assert image.size[0] == 2 * 24 + 4 * 162 - 12
 
@@ -63,7 +63,7 @@ def test_notes_stand_under_their_picture(monkeypatch, tmp_path):
     draw(tmp_path / "n.png")
     place = {text.get_text(): text.get_position() for text in figures[0].texts}
     height = figures[0].bbox.height
-    first, second, last = (place[name] for name in ("cosine -0.200", "n00.png", "cosine 0.100"))
+    first, second, last = (place[name] for name in ("centred cosine -0.20", "n00.png", "centred cosine 0.10"))
     assert first[0] == second[0] == last[0] == place["nearest 1"][0]
     assert (first[1] - second[1]) * height == pytest.approx(16)
     assert (first[1] - last[1]) * height == pytest.approx(128 + 2 * 16 + 8)

@@ -28,12 +28,8 @@ class UnreadableFiles:
             return
         shown = "; ".join(list(self.messages)[:_SHOWN])
         more = f"; and {len(self.messages) - _SHOWN} more" if len(self.messages) > _SHOWN else ""
-        advice = (
-            "Few files are left, so rather than these files what is asked of them is at fault"
-            if len(self.messages) > self._total / 2
-            else "Remove or repair these files; 'mae pretrain' trains without them with a larger --max-unreadable"
-        )
         raise MAEError(
             f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, more than the allowed "
-            f"fraction of {self._share:g}: {shown}{more}. {advice}"
+            f"fraction of {self._share:g}: {shown}{more}. Remove or repair a few bad files, or let 'mae pretrain' do "
+            "without them by a larger --max-unreadable; where most are like this, ask for what they hold or give other images"
         )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from rich.console import Console
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity
 
 from mae.credentials import concealed
 from mae.data.dataset.images import ImageSet
@@ -40,11 +40,10 @@ def neighbours(
     seed: int = 0,
     quiet: bool = False,
 ) -> Path:
-    """Draw the images that are nearest to some by the cosine of their features, as one sheet.
+    """Draw the images that are nearest to some by the centred cosine of their features, as one sheet.
 
-    The features of a masked autoencoder have much in common, so all cosines are near 1. Under each image stands the
-    cosine of the features minus their mean over all images, which tells more of how alike two are; the order is that
-    of the plain cosine, by which k-NN is evaluated too.
+    The features of a masked autoencoder have much in common, so all their cosines are near 1. That of the features
+    minus their mean over all images tells more of how alike two are.
 
     Args:
         model: see `mae.evaluate`.
@@ -79,17 +78,17 @@ def neighbours(
         rows = permutation(seed, 0, len(features))[:queries]
     else:
         rows = _rows(queries, task.source, numbers)
+    centred = features - features.mean(dim=0)
     k = min(k, len(features) - 1)
-    similarities, places = nearest(features, features[rows], k=k + 1, device=where)
+    similarities, places = nearest(centred, centred[rows], k=k + 1, device=where)
     kept = _without_itself(places, rows)
     similarities, places = (values.gather(1, kept) for values in (similarities, places))
-    centred = normalize(features - features.mean(dim=0), dim=1)
-    likeness = torch.einsum("qd,qkd->qk", centred[rows], centred[places])
     if path.suffix == ".csv":
-        write_whole(path, _as_csv(task.source, numbers[rows], numbers[places], similarities, likeness))
+        plain = cosine_similarity(features[rows].unsqueeze(1), features[places], dim=2)
+        write_whole(path, _as_csv(task.source, numbers[rows], numbers[places], plain, similarities))
     else:
         title = f"Nearest by {feature} of {task.extractor.name}"
-        _draw(task, numbers[rows], numbers[places], likeness, title=title, path=path)
+        _draw(task, numbers[rows], numbers[places], similarities, title=title, path=path)
     return path
 
 

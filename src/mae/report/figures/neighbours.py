@@ -74,8 +74,8 @@ def draw_neighbours(
         pictures = tones.paint(neighbours[:, rank].float())
         columns.append(Column(name=f"nearest {rank + 1}", caption="", pictures=pictures, notes=notes))
     caption = [
-        "Each row: an image and its nearest neighbours in feature space, by cosine similarity.",
-        "Centred cosine: of the features minus their mean over all images; 0 is as alike as any two.",
+        "Each row: an image and its nearest neighbours by the cosine of the features minus their mean over all images: "
+        "0 is as alike as any two, 1 the same.",
         *tones.notes,
     ]
     write_sheet(columns, title=title, caption=caption, path=path, sides=_SIDES)
