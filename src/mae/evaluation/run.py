@@ -283,12 +283,6 @@ class Evaluator:
     def _draw(self, result: ProtocolResult, task: LabelledTask, title: str, record: Path) -> dict[str, str]:
         """The pictures of a result, by what they show; drawn by the main process."""
         drawn: dict[str, Callable[..., None]] = {}
-        if result.ranking is not None:
-            which = f"{title}: {result.ranked_by}" if result.ranked_by else title
-            matrix = confusion_matrix(result.ranking[:, 0], task.labels("test"), num_classes=task.num_classes)
-            drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=which)
-            if matrix.trace() < matrix.sum():
-                drawn["confused"] = partial(draw_confused, task, result.ranking[:, 0], title=which)
         if result.curve:
             measured = [name for name in dict.fromkeys(chain(*result.curve)) if name != result.curve_over]
             drawn["curve"] = partial(
@@ -300,6 +294,14 @@ class Evaluator:
                 title=title,
                 log_x=result.curve_over != "epoch",
             )
+        if result.ranking is not None:
+            which = f"{title}: {result.ranked_by}" if result.ranked_by else title
+            matrix = confusion_matrix(result.ranking[:, 0], task.labels("test"), num_classes=task.num_classes)
+            drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=which)
+            if matrix.trace() < matrix.sum():
+                drawn["confused"] = partial(
+                    draw_confused, task, result.ranking[:, 0], title=f"Commonest confusions: {which}"
+                )
         names = {what: f"{record.stem}-{what}.png" for what in drawn}
         for what, draw in drawn.items():
             self.world.from_main(partial(draw, path=record.with_name(names[what])))

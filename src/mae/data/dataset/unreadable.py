@@ -31,5 +31,5 @@ class UnreadableFiles:
         raise MAEError(
             f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, more than the allowed "
             f"fraction of {self._share:g}: {shown}{more}. Remove or repair a few bad files, or let 'mae pretrain' do "
-            "without them by a larger --max-unreadable; where most are like this, ask for what they hold or give other images"
+            "without them by a larger --max-unreadable; where most are like this, ask for what they hold or give others"
         )

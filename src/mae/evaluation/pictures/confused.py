@@ -29,10 +29,10 @@ def draw_confused(task: LabelledTask, predicted: Int64[Tensor, " m"], *, title: 
     rows, notes = [], []
     for true, given, count in commonest_confusions(labels, predicted, num_classes=task.num_classes):
         found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
-        said = [f"true: {names[true]}", f"predicted: {names[given]} ({count:,} of {int((labels == true).sum()):,})"]
+        said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
         rows.append([*found, *[None] * (_EACH - len(found))])
         notes.append([*[[*said, task.images("test").item_name(number)] for number in found]])
-        notes[-1] += [[""] * 3] * (_EACH - len(found))
+        notes[-1] += [[""] * 4] * (_EACH - len(found))
     caption = "The commonest confusions, a row each: how many images of the true class were given the other one."
     write_examples(task.images("test"), rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
 
