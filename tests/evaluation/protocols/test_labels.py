@@ -79,7 +79,7 @@ def test_more_labels_help_where_there_is_something_to_learn(tmp_path: Path):
     task = task_of(tmp_path / "true")
     numbers = Labels(shares=("10%", "100%"), steps=60).run(task).numbers
     few, all_ = numbers["10 %"], numbers["100 %"]
-    assert few["images"] == 30 and all_["images"] == 300
+    assert 29 <= few["images"] <= 31 and all_["images"] == 300  # each class is rounded by itself
     assert all_["linear probe"]["top1"] > max(task.majority() + 0.15, few["linear probe"]["top1"])
     noise = Labels(shares=("100%",), steps=60).run(task_of(tmp_path / "noise", shuffled=True)).numbers["100 %"]
     spread = 4 * (0.25 / 150) ** 0.5
