@@ -3,6 +3,7 @@
 Nothing here imports PyTorch before it has something to compute, so that `--help` answers at once.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,10 @@ _ANSWERS = {"list", "show", "plan", "doctor", "watch", "bench"}
 
 _NARROWEST = 40
 """Columns for which help is laid out at the least: for some ten tyro would go on without end, and take all memory."""
+
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""With 700, Python's own, it looks for garbage all the while PyTorch is loaded, whose half a million objects stay: a
+second of each command."""
 
 INTERRUPTED, TOLD_TO_END = 130, 75
 """Exit codes of what Ctrl-C stopped, and of what another signal did: somebody wanted the machine, and the same command
@@ -109,6 +114,7 @@ def _dispatch(args: list[str]) -> int:
         from mae.contention import set_spin_count
 
         set_spin_count()
+        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     return import_module(COMMANDS[args[0]][0]).run(args[1:])
 
 

@@ -9,6 +9,7 @@ import torch
 from data.pictures import SHARED, Pictures, loaded, noise, png
 
 from mae.data.dataset.channel_stats import moments_of
+from mae.data.dataset.decoded import num_threads
 from mae.data.dataset.images import load_images
 from mae.data.decode.limits import UnreadableImage
 from mae.data.sources.open import open_source
@@ -109,13 +110,13 @@ def test_a_header_that_cannot_be_read_counts_once_by_the_message_of_loading():
         assert images.readable.tolist() == [0, 2, 3, 4, 5]
 
 
-def test_the_memory_limit_is_looked_at_every_64_images(monkeypatch):
+def test_images_over_the_memory_limit_are_given_up_after_16_for_each_thread_and_16_more(monkeypatch):
     monkeypatch.setattr("mae.data.dataset.survey._SURVEYED", 1)
     monkeypatch.setattr("mae.data.dataset.sampled.permutation", lambda *_: torch.arange(600))
     source, loaded = Pictures([noise(2, 2), *[noise(50, 50)] * 599]), []
     monkeypatch.setattr(source, "read", lambda index: loaded.append(index) or source.arrays[index])
     assert not load_images(source, in_chans=None, memory_limit=50_000).in_memory
-    assert len(loaded) == 64
+    assert len(loaded) == 16 * (num_threads() + 1)
 
 
 @pytest.mark.parametrize("limit", [None, 0])

@@ -1,8 +1,12 @@
 """Images decoded into the format of their set: one by one, or all of them into memory."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 
@@ -11,25 +15,31 @@ from mae.data.dataset.reading import ImageReader
 from mae.data.dataset.unreadable import UnreadableFiles
 from mae.data.decode.limits import UnreadableImage
 
-_CHUNK = 64
+_CHUNK = 16
+
+Decoded = tuple[list[tuple[int, ...]], np.ndarray]
+"""Shapes of some images `[h, w, C]`, and their values in a row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecodedImages:
-    """Images `[h, w, C]` of any sizes in one array, which forked processes share.
+    """Images `[h, w, C]` of any sizes in few arrays, which forked processes share.
 
-    An image that cannot be read has the shape (0, 0, 0).
+    Attributes:
+        pieces: the values of `_CHUNK` images each, the last of the rest.
+        shapes: of each image; (0, 0, 0) of one that cannot be read.
+        offsets: where each begins in its piece.
     """
 
-    pixels: np.ndarray
-    offsets: np.ndarray
+    pieces: list[np.ndarray]
     shapes: np.ndarray
+    offsets: np.ndarray
 
     def image(self, index: int) -> np.ndarray:
         """The image of a number, a view."""
         shape = tuple(int(side) for side in self.shapes[index])
         start = int(self.offsets[index])
-        return self.pixels[start : start + int(np.prod(shape))].reshape(shape)
+        return self.pieces[index // _CHUNK][start : start + int(np.prod(shape))].reshape(shape)
 
 
 def load_image(reader: ImageReader, index: int, image_format: ImageFormat) -> np.ndarray:
@@ -70,24 +80,38 @@ def decode_all(
     nothing = np.empty((0, 0, 0), image_format.dtype)
     total = len(reader.source)
     shapes: list[tuple[int, ...]] = []
+    offsets: list[int] = []
     pieces: list[np.ndarray] = []
     num_bytes = 0
+
+    def decoded(numbers: range) -> Decoded:
+        results = [try_image(reader, index, image_format, broken) for index in numbers]
+        images = [nothing if result is None else result for result in results]
+        return [image.shape for image in images], np.concatenate([image.ravel() for image in images])
+
     with ThreadPoolExecutor(num_threads()) as pool:
-        for start in range(0, total, _CHUNK):
-            numbers = range(start, min(start + _CHUNK, total))
-            results = list(pool.map(lambda index: try_image(reader, index, image_format, broken), numbers))
+        chunks = [range(start, min(start + _CHUNK, total)) for start in range(0, total, _CHUNK)]
+        for numbers, (sides, piece) in zip(chunks, _in_order(pool, decoded, chunks), strict=True):
             unreadable.add(broken[number] for number in numbers if number in broken)
             unreadable.check()
-            images = [nothing if result is None else result for result in results]
-            shapes += [image.shape for image in images]
-            pieces.append(np.concatenate([image.ravel() for image in images]))
-            num_bytes += pieces[-1].nbytes
-            # Joining the pieces takes the same again for a moment, which a quarter of the free memory allows.
+            shapes += sides
+            offsets += accumulate((prod(shape) for shape in sides[:-1]), initial=0)
+            pieces.append(piece)
+            num_bytes += piece.nbytes
             if num_bytes > limit:
                 return None
-    sides = np.array(shapes, dtype=np.int64).reshape(-1, 3)
-    offsets = np.concatenate([[0], np.cumsum(sides.prod(axis=1))[:-1]])
-    return DecodedImages(pixels=np.concatenate(pieces), offsets=offsets, shapes=sides)
+    return DecodedImages(pieces=pieces, shapes=np.array(shapes).reshape(-1, 3), offsets=np.array(offsets))
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[range], Decoded], chunks: list[range]) -> Iterator[Decoded]:
+    """What comes of each chunk, no further ahead than there are threads: what is not taken in time stays in memory."""
+    ahead = deque[Future[Decoded]]()
+    for chunk in chunks:
+        ahead.append(pool.submit(work, chunk))
+        if len(ahead) > num_threads():
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()
 
 
 def num_threads() -> int:
