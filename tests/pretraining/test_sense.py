@@ -124,11 +124,20 @@ def test_epochs_are_advised_for_enough_steps(an_epoch: int, epochs: int):
 GOOD = {"model": "mae_vit_small12_patch16", "epochs": 100.0, "batch_size": 256}
 
 
-def advice(num_images: int, *, decoder_depth: int = 8, **options: Any) -> str:
+def advice(num_images: int, *, decoder_depth: int = 8, given: tuple[str, ...] | None = None, **options: Any) -> str:
     run = config(**{**GOOD, **options})
     assert run.model is not None
     model = model_config(run.model, decoder_depth=decoder_depth)
-    return "\n".join(advise(run, model, num_images, epoch_seconds=36.0))
+    said = (*GOOD, *options, "decoder_depth") if given is None else given
+    return "\n".join(advise(run, model, num_images, epoch_seconds=36.0, given=said))
+
+
+def test_only_what_was_asked_for_is_advised_against():
+    small = {"model": "mae_vit_small", "decoder_depth": 3}
+    assert "an epoch are few" in advice(256 * 49, **small, given=("batch_size",))
+    assert "a decoder of" in advice(256 * 49, **small, given=("model",))
+    own = advice(256 * 49, **small, given=())
+    assert "an epoch are few" not in own and "a decoder of" not in own
 
 
 def test_nothing_is_said_of_a_good_run():

@@ -1,5 +1,6 @@
 """Whether a run makes sense for so many images: what is refused before it begins, and what is advised."""
 
+from collections.abc import Collection
 from math import ceil, inf
 from typing import Literal
 
@@ -106,14 +107,17 @@ def advised_epochs(steps_per_epoch: int) -> int:
     return min(max(ceil(ENOUGH_STEPS / steps_per_epoch), FEWEST_EPOCHS), MOST_EPOCHS)
 
 
-def advise(config: RunConfig, model: MethodConfig, num_images: int, *, epoch_seconds: float) -> list[str]:
-    """What is worth changing in a run that makes sense, a sentence each.
+def advise(
+    config: RunConfig, model: MethodConfig, num_images: int, *, epoch_seconds: float, given: Collection[str] = ()
+) -> list[str]:
+    """What is worth changing in a run that makes sense, a sentence each; nothing against our own defaults.
 
     Args:
         config: settled, see `resolve_config`.
         model: what it trains.
         num_images: of the source.
         epoch_seconds: time of an epoch.
+        given: names of the options that the user set.
     """
     an_epoch, steps = steps_per_epoch(config, num_images), total_steps(config, num_images)
     advice, epochs = [], advised_epochs(an_epoch)
@@ -130,7 +134,7 @@ def advise(config: RunConfig, model: MethodConfig, num_images: int, *, epoch_sec
         )
     if steps < FEW_STEPS:
         advice.append(f"{steps} steps are few: the shortest recipe with a measured result, demo, takes 1,500")
-    if an_epoch < FEW_STEPS_AN_EPOCH and steps < MANY_STEPS:
+    if "batch_size" in given and an_epoch < FEW_STEPS_AN_EPOCH and steps < MANY_STEPS:
         smaller = advised_batch(config, num_images)
         advice.append(f"{an_epoch} steps an epoch are few: --batch-size {smaller} gives more for the same work")
     if steps / an_epoch < epochs:
@@ -138,7 +142,8 @@ def advise(config: RunConfig, model: MethodConfig, num_images: int, *, epoch_sec
         advice.append(f"{steps / an_epoch:.3g} epochs are few for {num_images:,} images: {epochs:,} would take {took}")
     if (reach := _reach(config, num_images)) < LITTLE_REACH:
         advice.append(f"the rate sums to {reach:.2g} over the run, which is little; recipe demo's sums to 1.1")
-    if (depth := options_of(model.decoder).get("depth", inf)) < SHALLOW_DECODER:
+    depth = options_of(model.decoder).get("depth", inf)
+    if not {"model", "decoder_depth"}.isdisjoint(given) and depth < SHALLOW_DECODER:
         advice.append(
             f"a decoder of {depth} block(s) costs frozen features; for k-NN and probes take "
             "--decoder-depth 4 or more, up to the paper's 8"

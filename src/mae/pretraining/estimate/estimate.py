@@ -122,9 +122,9 @@ def plan_pretraining(config: RunConfig, *, hours: float | None, given: Collectio
     with explained_memory_failure(f"{max(_PROBES)} images at once are too many; take a smaller model or --img-size"):
         prepared = prepare_run(config, folder, choose_device(config.machine.device), World(), resume=False, given=given)
         if hours is not None or config.recipe != "default" or {"epochs", "steps"} & set(given):
-            return prepared, make_plan(prepared, hours=hours)
+            return prepared, make_plan(prepared, hours=hours, given=given)
         prepared, note = _long_enough(prepared)
-        plan = make_plan(prepared, hours=None)
+        plan = make_plan(prepared, hours=None, given=given)
         return prepared, replace(plan, advice=(*note, *plan.advice))
 
 
@@ -137,7 +137,7 @@ def _long_enough(prepared: RunContext) -> tuple[RunContext, list[str]]:
     return replace(prepared, config=prepared.config.override({"epochs": float(epochs)})), [note]
 
 
-def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
+def make_plan(prepared: RunContext, *, hours: float | None, given: Collection[str] = ()) -> Plan:
     """Measure a few steps and some loading, and work out what the run takes.
 
     The batch stays what was asked for; it is divided into more parts where it would not fit, which costs next to
@@ -147,6 +147,7 @@ def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
     Args:
         prepared: the run.
         hours: fit the epochs to this time; None: take those that were asked for.
+        given: names of the options that the user set: only what was asked for is advised against.
 
     Raises:
         UsageError: the run makes no sense (see `check_schedule`), not one image fits in memory, or an epoch takes
@@ -162,9 +163,8 @@ def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
     taken = contention.look()
     largest_part = fitting_part_size(costs, floor(_USABLE * available))
     if not largest_part and not prepared.config.machine.activation_checkpointing:
-        plan = make_plan(
-            replace(prepared, config=prepared.config.override({"activation_checkpointing": True})), hours=hours
-        )
+        checkpointed = prepared.config.override({"activation_checkpointing": True})
+        plan = make_plan(replace(prepared, config=checkpointed), hours=hours, given=given)
         return replace(
             plan, advice=("--activation-checkpointing, for without it not one image fits in memory", *plan.advice)
         )
@@ -212,7 +212,7 @@ def make_plan(prepared: RunContext, *, hours: float | None) -> Plan:
             *_on_parts(prepared.config, accumulate),
             *_on_pace(pace, num_workers(prepared)),
             *_on_cores(taken, device),
-            *advise(config, model, len(images), epoch_seconds=epoch_seconds),
+            *advise(config, model, len(images), epoch_seconds=epoch_seconds, given=given),
         ),
         command=command_of(config, images, device, world, prepared.start),
     )
