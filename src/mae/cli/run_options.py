@@ -16,7 +16,7 @@ from mae.config import GROUPS, Names, RunConfig, Size, Tracker, as_flag
 from mae.core import component
 from mae.core.describe import Option, describe, help_of
 from mae.core.kinds import kinds, room_of
-from mae.core.method import SLOTS, owner_of
+from mae.core.method import OPTIONAL, SLOTS, owner_of
 from mae.errors import UsageError
 from mae.options import shown
 from mae.recipes import recipe_config
@@ -24,7 +24,7 @@ from mae.recipes import recipe_config
 _Flag = tuple[str, Any, Any]
 """Name, type and default."""
 
-_MODEL, _METHOD = ("tokenizer", "encoder", "decoder"), ("mask", "target", "loss", "teacher")
+_MODEL, _METHOD = ("tokenizer", "encoder", "decoder"), ("mask", "target", "loss", "teacher", "adapter")
 _HELP = {
     "tokenizer": "What samples are.",
     "encoder": "Sees the visible patches.",
@@ -33,6 +33,7 @@ _HELP = {
     "target": "What is predicted.",
     "loss": "Distance of prediction and target.",
     "teacher": "A network whose outputs are the target.",
+    "adapter": "What of the encoder is trained, with --init-from.",
 }
 _UNDECIDED = {"in_chans": "the data's", "channels": "all", "nodata": "none"}
 
@@ -152,7 +153,7 @@ def _component_flags(slots: Collection[str], flat: Mapping[str, Any]) -> list[_F
     found: dict[str, _Flag] = {}
     for slot in slots:
         known, kind = kinds(room_of(slot)), flat[slot]
-        if len(known) > 1 or (known and slot == "teacher"):
+        if len(known) > 1 or (known and slot in OPTIONAL):
             found[slot] = slot, _hint(Literal[tuple(known)], kind, help=_HELP[slot], undecided="none"), kind
         for option in describe(room_of(slot), kind).options if kind is not None else ():
             if not option.is_measured:

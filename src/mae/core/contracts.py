@@ -368,6 +368,33 @@ class Teacher(Component):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Adapter(Component):
+    """What of an encoder is trained that begins with weights worth keeping, and what is added to it for that.
+
+    Adapted weights are in checkpoints and in the files of a run; whoever else opens these gets a plain encoder, into
+    which they are merged.
+    """
+
+    slot: ClassVar[str] = "adapter"
+
+    def check(self, encoder: Encoder) -> None:
+        """Refuse options that do not fit an encoder.
+
+        Raises:
+            UsageError: that.
+        """
+        raise NotImplementedError
+
+    def apply(self, encoder: Any) -> None:
+        """Change the encoder in place; it computes the same as before. Its own weights keep their names."""
+        raise NotImplementedError
+
+    def merge(self, encoder: nn.Module) -> None:
+        """Make the encoder plain again in place; it computes the same as before, all of it is free to be trained."""
+        raise NotImplementedError
+
+
 def check_method(method: "MethodConfig") -> None:
     """Refuse components that do not fit each other.
 

@@ -27,6 +27,7 @@ ROOMS = {
     "losses": "loss",
     "terms": "term",
     "teachers": "teacher",
+    "adapters": "adapter",
 }
 """Each room of components, and the field of `MethodConfig` they fill."""
 
@@ -43,7 +44,8 @@ def register(room: str, cls: type[Any]) -> type[Any]:
     the kind.
 
     Args:
-        room: `masks`, `targets`, `losses`, `terms`, `decoders`, `encoders`, `teachers` or `modalities`.
+        room: `masks`, `targets`, `losses`, `terms`, `decoders`, `encoders`, `teachers`,
+            `adapters` or `modalities`.
         cls: a frozen dataclass that keeps the room's contract (see `mae.core.contracts`).
 
     Returns:

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from mae.core import contracts
     from mae.core.types import Layout
 
-SLOTS = ("tokenizer", "encoder", "mask", "decoder", "target", "loss", "teacher")
+SLOTS = ("tokenizer", "encoder", "mask", "decoder", "target", "loss", "teacher", "adapter")
 """Fields that hold one component; `terms` holds any number."""
+OPTIONAL = frozenset({"teacher", "adapter"})
+"""Those that may be empty, and are by default."""
 
 
 def default_kind(slot: str) -> str | None:
-    """What fills a field that nobody chose: the first kind of its room; no teacher."""
-    return None if slot == "teacher" else kinds(room_of(slot))[0]
+    """What fills a field that nobody chose: the first kind of its room, or nothing."""
+    return None if slot in OPTIONAL else kinds(room_of(slot))[0]
 
 
 def _default(slot: str) -> Any:
@@ -45,6 +47,7 @@ class MethodConfig:
         loss: distance of prediction and target.
         terms: what is added to the loss.
         teacher: a network whose outputs targets and terms may read; None: none.
+        adapter: what of the encoder is trained; None: all of it.
 
     Raises:
         UsageError: components that do not fit each other.
@@ -58,6 +61,7 @@ class MethodConfig:
     loss: "contracts.Loss" = field(default_factory=lambda: _default("loss"))
     terms: "tuple[contracts.Term, ...]" = ()
     teacher: "contracts.Teacher | None" = None
+    adapter: "contracts.Adapter | None" = None
 
     def __post_init__(self) -> None:
         from mae.core.contracts import check_method
@@ -69,6 +73,8 @@ class MethodConfig:
             raise UsageError(f"term {twice[0]} is given twice; leave one of them out")
         object.__setattr__(self, "terms", tuple(terms))
         check_method(self)
+        if self.adapter is not None:
+            self.adapter.check(self.encoder)
 
     @property
     def layout(self) -> "Layout":
@@ -237,9 +243,9 @@ def _described(slot: str, kind: str) -> tuple[Option, ...]:
 
 
 def _component(slot: str, given: Any) -> Any:
-    """A component from what stands for it: itself, its kind, or JSON; None is no teacher."""
+    """A component from what stands for it: itself, its kind, or JSON; None where it may be empty."""
     room = room_of(slot)
-    if given is None and slot == "teacher":
+    if given is None and slot in OPTIONAL:
         return None
     if isinstance(given, str):
         return find(room, given)()

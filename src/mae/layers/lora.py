@@ -32,7 +32,8 @@ class LoRALinear(nn.Linear):
         self.scale = alpha / rank
         self.down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.up = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
-        nn.init.kaiming_uniform_(self.down, a=sqrt(5))
+        if not self.down.is_meta:  # see `init_normal_`
+            nn.init.kaiming_uniform_(self.down, a=sqrt(5))
 
     def forward(self, input: Float[Tensor, "*L I"]) -> Float[Tensor, "*L O"]:
         """The layer's output plus the product's."""

@@ -34,6 +34,8 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
     """
     layout, outputs = config.layout, config.target.width(config.layout, config.gives)
     encoder = build_encoder(config, activation_checkpointing=activation_checkpointing)
+    if config.adapter is not None:
+        config.adapter.apply(encoder)
     if config.mask.num_visible(layout) + encoder.num_prefix < config.decoder.min_tokens:
         raise UsageError(
             f"decoder {config.decoder.kind} chooses among visible tokens, and these images have one; use smaller "

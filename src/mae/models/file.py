@@ -10,7 +10,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,21 +246,27 @@ def is_classifier(path: Path) -> bool:
         return False
 
 
-def load_model(path: Path) -> MaskedAutoencoder:
+def load_model(path: Path, *, merged: bool = True) -> MaskedAutoencoder:
     """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
+
+    Args:
+        path: the file.
+        merged: see `load_with_report`.
 
     Raises:
         UsageError: the file holds an encoder without a decoder.
         MAEError: not such a file, damaged, weights that do not fit its configuration or are not finite, or that do not
             reproduce its probe.
     """
-    model = load_with_report(path)[0]
+    model = load_with_report(path, merged=merged)[0]
     if not isinstance(model, MaskedAutoencoder):
         raise UsageError(_without_decoder(path))
     return model
 
 
-def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple[PretrainedEncoder, LoadReport]:
+def load_with_report(
+    path: Path, *, allow_partial: float | None = None, merged: bool = True
+) -> tuple[PretrainedEncoder, LoadReport]:
     """The model in a file of this package, on the CPU, in evaluation mode, and what was loaded.
 
     It is a `MaskedAutoencoder` unless the file says that it is of an encoder alone or of an `ImageClassifier`.
@@ -274,6 +280,8 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         allow_partial: share of the encoder's values that is enough, above 0 and at most 1. Tensors that are missing,
             the decoder's too, are then freshly initialised, the same at each load, those the model does not have are
             ignored, and the probe is compared only if nothing is missing. None: every tensor, and no other.
+        merged: fold what an adapter learned into the encoder's own weights, which leaves a plain model; False: as the
+            run has it that trains it.
 
     Raises:
         UsageError: the file holds an encoder without a decoder, or a share out of range.
@@ -298,7 +306,17 @@ def load_with_report(path: Path, *, allow_partial: float | None = None) -> tuple
         origin=record.origin,
         classes=None if record.classes is None else record.classes.count,
     )
+    if merged:
+        _merge_adapter(model)
     return model, report
+
+
+def _merge_adapter(model: PretrainedEncoder) -> None:
+    """Make an adapted encoder plain, in place."""
+    config = model.config
+    if config is not None and config.adapter is not None:
+        config.adapter.merge(model.encoder)
+        model.config = replace(config, adapter=None)
 
 
 @dataclass(frozen=True, kw_only=True)

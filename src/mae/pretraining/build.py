@@ -118,7 +118,7 @@ def check_model(prepared: RunContext, path: Path) -> None:
         MAEError: they are not, or the file is none of a model.
     """
     try:
-        config = load_model(path / MODEL).config
+        config = load_model(path / MODEL, merged=False).config
     except MAEError as error:
         raise refused(path, str(error)) from error
     own = prepared.method

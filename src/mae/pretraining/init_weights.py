@@ -47,7 +47,7 @@ def open_init_weights(path: str) -> InitWeights:
         usual = MethodConfig() if named is None else model_config(named)
         config = replace(config, decoder=usual.decoder, target=usual.target)
     plain = MethodConfig()  # how it was trained is no property of the weights
-    config = replace(config, mask=plain.mask, loss=plain.loss, terms=(), teacher=None)
+    config = replace(config, mask=plain.mask, loss=plain.loss, terms=(), teacher=None, adapter=None)
     return InitWeights(model=model, config=config, line=report.line(), licence=report.origin.get("licence"))
 
 

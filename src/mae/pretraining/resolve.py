@@ -214,6 +214,11 @@ def resolve_config(
         raise UsageError("--statistics is model, which means those of --init-from; give that, or --statistics data")
     config = _choose(config, weights, images, device)
     method = config.resolved
+    if method.adapter is not None and weights is None:
+        raise UsageError(
+            f"--adapter is {method.adapter.kind}, which keeps the weights of an encoder, and this run begins with "
+            "fresh ones; give --init-from too, or leave --adapter out"
+        )
     _check_warmups(config, len(images))
     if config.optim.mask_schedule != "const":
         method.mask.num_visible(method.layout, config.optim.mask_start)

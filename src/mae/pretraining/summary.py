@@ -66,6 +66,9 @@ def _describe_model(prepared: RunContext, model: MaskedAutoencoder) -> str:
     method = prepared.method
     if method.decoder.kind != default_kind("decoder"):
         told += f", decoder {method.decoder.kind}"
+    if method.adapter is not None:
+        trained = sum(p.numel() for p in model.encoder.parameters() if p.requires_grad) / 1e6
+        told += f"; of the encoder {trained:.2f} M are trained (adapter {method.adapter.kind})"
     return told + ("" if method.mask.predicts_all else ", some of the masked patches predicted")
 
 

@@ -6,7 +6,7 @@ works on a copy. They catch faults by which nothing crashes and the result is wo
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import comb, prod
 
@@ -212,30 +212,37 @@ def check_target(subject: Subject) -> Finding:
 
 
 def check_learning(subject: Subject) -> Finding:
-    """Each trained tensor gets a gradient and moves in one step; how far, block by block, for its size."""
+    """Each trained tensor gets a gradient and moves; how far in one step, block by block, for its size."""
     model = subject.copied()
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    _step(model, _optimizer(subject, model), subject)
-    still, slopeless, ratios = [], [], dict[str, list[float]]()
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None or float(parameter.grad.abs().max()) == 0:
-            slopeless.append(name)
-        elif torch.equal(parameter, before[name]):
-            still.append(name)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = {name: parameter.detach().clone() for name, parameter in trained.items()}
+    optimizer = _optimizer(subject, model)
+    _step(model, optimizer, subject)
+    ratios = dict[str, list[float]]()
+    for name, parameter in trained.items():
         if float(norm := before[name].norm()) > 0 and parameter.ndim > 1:
             ratios.setdefault(_block(name), []).append(float((parameter.detach() - before[name]).norm() / norm))
     means = {name: sum(values) / len(values) for name, values in ratios.items()}
     lowest, highest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    wrong = slopeless + still
+    if wrong := _unmoved(trained, before):
+        _step(model, optimizer, subject)  # a factor of a product that begins with zeros has a slope from here on
+        wrong = [name for name in _unmoved(trained, before) if name in wrong]
     value = (
-        f"{len(before) - len(wrong)} of {len(before)} tensors move; a step of {_RATE:g} changes {lowest} by "
+        f"{len(before) - len(wrong)} of {len(before)} trained tensors move; a step of {_RATE:g} changes {lowest} by "
         f"{means[lowest]:.1e}, {highest} by {means[highest]:.1e} of its size"
     )
     if wrong:
         value += f"; without gradient or still: {', '.join(wrong[:3])}" + (", ..." if len(wrong) > 3 else "")
     return _finding("every tensor learns", not wrong, value, "a part is cut off from the loss or from the optimizer")
+
+
+def _unmoved(trained: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that have no gradient, or are what they were before."""
+    return [
+        name
+        for name, parameter in trained.items()
+        if parameter.grad is None or float(parameter.grad.abs().max()) == 0 or torch.equal(parameter, before[name])
+    ]
 
 
 def check_parts(subject: Subject) -> Finding:

@@ -87,7 +87,7 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
     check_same(images, found, source=config.source, begun=str(run.root))
     _check_fit(capture / CAPTURE, values, config, len(images))
     chosen = choose_device(device)
-    model = load_model(capture / MODEL).to(chosen).train()
+    model = load_model(capture / MODEL, merged=False).to(chosen).train()
     if model.teacher is not None:
         _load_teacher(model.teacher, capture / TEACHER)
     return _compute(model, _parts(config, images, found, model, values, chosen), images, values)
