@@ -1,3 +1,7 @@
 """Which tokens are masked: one strategy a file."""
 
-KINDS = {"random": "random.RandomMasking", "block": "block.BlockMasking"}
+KINDS = {
+    "random": "random.RandomMasking",
+    "block": "block.BlockMasking",
+    "inverse_block": "inverse_block.InverseBlockMasking",
+}
