@@ -4,4 +4,5 @@ KINDS = {
     "random": "random.RandomMasking",
     "block": "block.BlockMasking",
     "inverse_block": "inverse_block.InverseBlockMasking",
+    "grid": "grid.GridMasking",
 }
