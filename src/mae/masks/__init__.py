@@ -5,4 +5,5 @@ KINDS = {
     "block": "block.BlockMasking",
     "inverse_block": "inverse_block.InverseBlockMasking",
     "grid": "grid.GridMasking",
+    "regular": "regular.RegularMasking",
 }
