@@ -6,4 +6,5 @@ KINDS = {
     "inverse_block": "inverse_block.InverseBlockMasking",
     "grid": "grid.GridMasking",
     "regular": "regular.RegularMasking",
+    "noise": "noise.NoiseMasking",
 }
