@@ -7,4 +7,5 @@ KINDS = {
     "grid": "grid.GridMasking",
     "regular": "regular.RegularMasking",
     "noise": "noise.NoiseMasking",
+    "multi_block": "multi_block.MultiBlockMasking",
 }
