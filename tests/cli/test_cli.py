@@ -207,7 +207,7 @@ def test_a_component_is_shown_with_its_options(monkeypatch: pytest.MonkeyPatch, 
     ("args", "told"),
     [
         ("show mask", "no kind of mask is named; give one of 'mae list masks'"),
-        ("show mask blok", "unknown mask 'blok'; did you mean block?"),
+        ("show mask blok", "unknown mask 'blok'; did you mean block or multi_block?"),
         ("show masks block", "unknown component 'masks'; expected one of tokenizer, encoder, mask"),
         ("show mask block --in-chans 3", "--in-chans is for a model"),
         ("list masks block", "block is one name too many; 'mae list masks' shows all ('mae show mask block' tells"),

@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mae.core.component import Count, Share, ShareOfAll
-from mae.core.contracts import Mask
-from mae.core.types import MaskPlan, MaskRequest
-from mae.errors import UsageError
+from mae.core.types import Layout, MaskPlan, MaskRequest
+from mae.masks.planar import PlanarMask, places, plan_in_order
 from mae.randomness import Stream, uniform
 
 _MAX_BLOCKS = 64
@@ -19,7 +18,7 @@ _MAX_BLOCKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMasking(Mask):
+class BlockMasking(PlanarMask):
     """Blocks of patches, drawn until enough are masked (BEiT: Bao et al. 2021, Algorithm 1).
 
     A block has a random area between `min_patches` and what is left to be masked, and a random aspect ratio, uniform
@@ -28,7 +27,6 @@ class BlockMasking(Mask):
     """
 
     kind: ClassVar[str] = "block"
-    uniform: ClassVar[bool] = False
 
     ratio: Share = 0.4
     """Fraction of the patches masked."""
@@ -38,13 +36,7 @@ class BlockMasking(Mask):
     """Smallest height over width of a block; the largest is its inverse."""
 
     def plan(self, request: MaskRequest) -> MaskPlan:
-        """The mask of each sample, a pure function of its key.
-
-        Raises:
-            UsageError: a grid of other than two axes; see `num_visible`.
-        """
-        if len(request.layout.grid) != 2:
-            raise UsageError(f"mask block is for grids of rows and columns, this one is {request.layout.grid}")
+        """The mask of each sample; see `Mask.plan`."""
         num_tokens, num_visible = request.layout.num_tokens, self.num_visible(request.layout, request.ratio)
         draws = uniform(request.keys, 4 * _MAX_BLOCKS, Stream.MASK).unflatten(1, (_MAX_BLOCKS, 4))
         hidden: Bool[Tensor, "B N"] = torch.zeros(len(draws), num_tokens, dtype=torch.bool, device=draws.device)
@@ -52,14 +44,13 @@ class BlockMasking(Mask):
             left = num_tokens - num_visible - hidden.sum(dim=1, keepdim=True)
             if not bool(left.any()):
                 break
-            hidden |= _first(self._inside(block, left, request.layout.grid) & ~hidden, left)
+            hidden |= _first(self._inside(block, left, request.layout) & ~hidden, left)
         hidden |= _first(~hidden, num_tokens - num_visible - hidden.sum(dim=1, keepdim=True))
-        order = hidden.to(torch.uint8).argsort(dim=1, stable=True)  # visible tokens first, each part in raster order
-        return MaskPlan(visible=order[:, :num_visible], predicted=order[:, num_visible:], hidden=hidden)
+        return plan_in_order(hidden.byte().argsort(dim=1, stable=True), num_visible)
 
-    def _inside(self, draws: Float[Tensor, "B 4"], left: Tensor, grid: tuple[int, ...]) -> Bool[Tensor, "B N"]:
+    def _inside(self, draws: Float[Tensor, "B 4"], left: Tensor, layout: Layout) -> Bool[Tensor, "B N"]:
         """Where a block lies: its area, aspect ratio and place by four numbers in [0, 1)."""
-        rows, columns = grid
+        rows, columns = layout.grid
         area, aspect, down, across = draws.unsqueeze(-1).unbind(1)  # [B, 1] each
         least = left.clamp(max=self.min_patches)
         area = least + (left - least) * area
@@ -67,8 +58,7 @@ class BlockMasking(Mask):
         height = (area * aspect).sqrt().round().clamp(1, rows)
         width = (area / aspect).sqrt().round().clamp(1, columns)
         top, first = (down * (rows - height + 1)).floor(), (across * (columns - width + 1)).floor()
-        number = torch.arange(rows * columns, device=draws.device)
-        row, column = number // columns, number % columns
+        row, column = places(layout, draws.device)
         return (row >= top) & (row < top + height) & (column >= first) & (column < first + width)
 
 
