@@ -50,7 +50,8 @@ class _Run:
     model: Annotated[str | None, shown("by image size and device", "NAME")] = None
     """A name of 'mae list models'."""
     init_from: Annotated[str | None, shown("fresh weights", "MODEL")] = None
-    """Weights to begin with, which say sizes, target and statistics: a run, a checkpoint, a file, or others' folder."""
+    """Weights to begin with, which say sizes, target and statistics: a run, a checkpoint, a file, others'
+    folder, timm:NAME or hf:NAME."""
 
 
 class RunFlags:

@@ -175,11 +175,11 @@ def test_two_of_many_tensors_are_not_enough(tmp_path: Path) -> None:
 
 
 def test_tensors_nobody_knows_are_refused(tmp_path: Path) -> None:
-    tensors = official(tiny_model()) | {"blocks.0.ls1.gamma": torch.ones(24), "reg_token": torch.zeros(1, 4, 24)}
+    tensors = official(tiny_model()) | {"blocks.0.q_norm.weight": torch.ones(8), "reg_token": torch.zeros(1, 4, 24)}
     path = saved(tmp_path / "w.pth", tensors)
     for share in (None, 0.1):  # what is there changes what the model computes, however much of it is enough
         with pytest.raises(
-            MAEError, match=r"holds 2 tensors that no such model has \('encoder.blocks.0.ls1.gamma', 'reg"
+            MAEError, match=r"holds 2 tensors that no such model has \('encoder.blocks.0.q_norm.weight', 'reg"
         ):
             load_external(path, metadata=TOLD, allow_partial=share)
 

@@ -36,14 +36,23 @@ def timm_extractor(name: str, *, device: torch.device) -> Extractor:
         UsageError: timm is not installed, knows no such model, or there are no weights of it as safetensors.
         MAEError: its weights cannot be had.
     """
-    timm = _package("timm")
+    return wrap_timm(load_timm(name).to(device), name=f"timm:{name}")
+
+
+def load_timm(name: str) -> Any:
+    """A pre-trained timm model without its head, on the CPU; see `timm_extractor`.
+
+    Raises:
+        UsageError: see `timm_extractor`.
+        MAEError: see `timm_extractor`.
+    """
+    timm = package("timm")
     source = _safe_source(timm, name)
     try:
         with torch.random.fork_rng(devices=[]):  # it draws weights before it loads them
-            model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=source)
+            return timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=source)
     except Exception as error:  # timm, the hub and the file raise errors of many kinds
-        raise MAEError(f"timm:{name} cannot be loaded: {_first_line(error)}") from error
-    return wrap_timm(model.to(device), name=f"timm:{name}")
+        raise MAEError(f"timm:{name} cannot be loaded: {first_line(error)}") from error
 
 
 def _safe_source(timm: Any, name: str) -> dict[str, str]:
@@ -121,13 +130,13 @@ def hf_extractor(path: str, *, device: torch.device) -> Extractor:
         UsageError: transformers is not installed, or the model is not one of images.
         MAEError: it cannot be had.
     """
-    transformers = _package("transformers")
+    transformers = package("transformers")
     try:
         with torch.random.fork_rng(devices=[]):  # weights that a file lacks are drawn
             model = transformers.AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False)
         processor = transformers.AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers, the hub and the file raise errors of many kinds
-        raise MAEError(f"hf:{path} cannot be loaded: {_first_line(error)}") from error
+        raise MAEError(f"hf:{path} cannot be loaded: {first_line(error)}") from error
     return wrap_hf(model.to(device), processor, name=f"hf:{path}")
 
 
@@ -205,12 +214,18 @@ def _interpolation(resample: Any) -> Literal["bicubic", "bilinear"]:
     return "bilinear" if resample == 2 else "bicubic"
 
 
-def _package(name: str) -> Any:
+def package(name: str) -> Any:
+    """A package that `mae` does without.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:
         raise UsageError(f"this model needs the package {name}, which is not installed: pip install {name}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without the rest of its lines."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,6 +11,7 @@ from torch import Tensor
 from mae import records
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
+from mae.interop.imports.layer_scale import fold_layer_scale, has_layer_scale
 from mae.interop.imports.positions import StoredPositions, understand_positions
 from mae.modalities.images.patches import patch_grid
 from mae.models.file import Classes
@@ -103,7 +104,8 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], metada
     """Convert weights under official names to weights of this package.
 
     The class token's position embedding is added to the token: only their sum matters. Position embeddings other than
-    the paper's sine-cosine table are kept as learned tables, the decoder's too.
+    the paper's sine-cosine table are kept as learned tables, the decoder's too. LayerScale is folded into the layers
+    before it.
 
     Args:
         encoder: the encoder's tensors, including `patch_embed.proj.weight`, and those of heads on top.
@@ -115,6 +117,9 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], metada
         MAEError: tensors of another kind of model, or whose shapes do not fit together.
     """
     notes: list[str] = []
+    if has_layer_scale(encoder):
+        encoder = fold_layer_scale(encoder)
+        notes.append("LayerScale folded into the layers before it")
     num_prefix = int("cls_token" in encoder)
     rows, columns = _shape(encoder, "patch_embed.proj.weight", 4)[2:]
     places = _places(encoder, "pos_embed", num_prefix, metadata, (rows, columns))

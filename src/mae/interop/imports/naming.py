@@ -60,6 +60,7 @@ _HF_BLOCK: Renames = (
     (r"\.output\.dense\.", ".mlp.fc2."),
     (r"\.layernorm_before\.", ".norm1."),
     (r"\.layernorm_after\.", ".norm2."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),  # of DINOv2
 )
 _MM_BLOCK: Renames = (
     (r"(blocks\.\d+)\.ln([12])\.", r"\1.norm\2."),

@@ -7,6 +7,7 @@ from mae.errors import MAEError, UsageError
 from mae.interop.adapt import Stem, resized, with_channels
 from mae.interop.imports.catalogue import find_public
 from mae.interop.imports.convert import WeightMetadata
+from mae.interop.imports.libraries import library_folder, named_in_library
 from mae.interop.imports.load import load_external
 from mae.interop.imports.public import open_public
 from mae.models.file import LoadReport, is_own, load_with_report, model_metadata, save_model
@@ -44,7 +45,8 @@ def open_model(
 
     Args:
         path: a run folder, a checkpoint, a file, or a folder that `save_pretrained` or timm wrote; if nothing exists
-            there, a name of public weights such as `official/base`, which are then downloaded.
+            there, a name of public weights such as `official/base`, `timm:NAME` or `hf:NAME`, which are then
+            downloaded.
         metadata: see `load_external`; must be None or empty for a model of this package, whose file has it all.
         allow_partial: sufficient share of the encoder's values.
         photo_check: see `load_external`.
@@ -57,6 +59,12 @@ def open_model(
         return open_public(
             weights, metadata=metadata or WeightMetadata(), allow_partial=allow_partial, photo_check=photo_check
         )
+    if (named := named_in_library(path)) is not None:
+        with library_folder(*named) as folder:
+            model, report = load_external(
+                folder, metadata=metadata, allow_partial=allow_partial, photo_check=photo_check
+            )
+        return model, replace(report, origin={**report.origin, "imported_from": str(path)})
     own = _own_weights(path)
     if own is None:
         try:

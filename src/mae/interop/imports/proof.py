@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from mae.core.method import MethodConfig
 from mae.errors import MAEError
+from mae.interop.imports.layer_scale import has_layer_scale
 from mae.interop.imports.naming import RenamedTensors
 from mae.interop.imports.reading import WEIGHTS, ExternalWeights
 from mae.models.classifier import ImageClassifier
@@ -24,6 +25,9 @@ from mae.models.pretrained import PretrainedEncoder
 TOLERANCE = 1e-7
 """Largest difference of two encoders in float64, relative to the largest value: both do the same arithmetic. Norms with
 an epsilon of 1e-12 instead of 1e-6 differ ten times as much."""
+
+TOLERANCE_FOLDED = 5e-7
+"""Of weights that were multiplied by a LayerScale and rounded to float32 again."""
 
 _LARGE, TOLERANCE_LARGE = 200_000_000, 2e-5
 """Models with more parameters are compared in float32, to save memory."""
@@ -74,6 +78,8 @@ def compare_with_library(
         return f"not compared with {library}, which reads folders with a config.json"
     is_large = sum(weight.numel() for weight in model.parameters()) > _LARGE
     dtype, tolerance = (torch.float32, TOLERANCE_LARGE) if is_large else (torch.float64, TOLERANCE)
+    if has_layer_scale(renamed.encoder):
+        tolerance = max(tolerance, TOLERANCE_FOLDED)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_IMAGES, config.layout.channels, *config.layout.size, generator=generator).to(dtype)
     table = model.encoder.pos_embed(config.layout.grid).detach() if is_sines else None
@@ -108,7 +114,7 @@ def compare_with_library(
 def _is_folder(external: ExternalWeights) -> bool:
     """Whether transformers can load this file with its configuration."""
     is_named = external.path.is_dir() or external.path.name == WEIGHTS[0]
-    return is_named and external.config.get("model_type") in ("vit", "vit_mae")
+    return is_named and external.config.get("model_type") in ("vit", "vit_mae", "dinov2")
 
 
 def _of_timm(
@@ -133,6 +139,8 @@ def _of_timm(
         "global_pool": "token" if config.encoder.cls_token and classes is None else "avg",
         "fc_norm": classes is not None,
     }
+    if has_layer_scale(tensors):
+        arguments["init_values"] = 1.0  # to have one: the values are the file's
     if _ARCHITECTURE in external.config:  # it then sets heads, activation and biases itself
         own = {name: value for name, value in external.config.get("model_args", {}).items() if name in _OWN}
         model = import_module("timm").create_model(external.config[_ARCHITECTURE], **arguments | own)
@@ -154,10 +162,12 @@ def _of_transformers(
     Only what shapes do not reveal is taken from `config.json`: other entries could ask for any memory, or for code.
     """
     transformers: Any = import_module("transformers")
-    sizes = {
+    hidden = int(config.encoder.embed_dim * config.encoder.mlp_ratio)
+    is_dinov2 = external.config["model_type"] == "dinov2"
+    sizes: dict[str, Any] = {
         "hidden_size": config.encoder.embed_dim,
         "num_hidden_layers": config.encoder.depth,
-        "intermediate_size": int(config.encoder.embed_dim * config.encoder.mlp_ratio),
+        **({"mlp_ratio": hidden // config.encoder.embed_dim} if is_dinov2 else {"intermediate_size": hidden}),
         "image_size": config.layout.size,
         "patch_size": config.layout.patch,
         "num_channels": config.layout.channels,
@@ -169,16 +179,16 @@ def _of_transformers(
     if wrong := [name for name, size in sizes.items() if stated[name] != size]:
         raise ValueError(f"its config.json and its tensors disagree on {' and '.join(wrong)}")
     own = {name: external.config[name] for name in _OWN_HF if name in external.config}
-    is_mae, log = external.config["model_type"] == "vit_mae", transformers.logging
-    described = (transformers.ViTMAEConfig if is_mae else transformers.ViTConfig)(**sizes, **own)
+    kind, log = external.config["model_type"], transformers.logging
+    is_mae = kind == "vit_mae"
+    prefix = {"vit_mae": "ViTMAE", "vit": "ViT", "dinov2": "Dinov2"}[kind]
+    described = getattr(transformers, f"{prefix}Config")(**sizes, **own)
     verbosity = log.get_verbosity()
     log.set_verbosity_error()  # it would list the decoder's tensors, which its encoder does not have
     try:
         tensors = {"config": described, "state_dict": dict(external.tensors)}
-        if is_mae:
-            model = transformers.ViTMAEModel.from_pretrained(None, **tensors)
-        else:
-            model = transformers.ViTModel.from_pretrained(None, **tensors, add_pooling_layer=False)
+        pooling = {"add_pooling_layer": False} if kind == "vit" else {}
+        model = getattr(transformers, f"{prefix}Model").from_pretrained(None, **tensors, **pooling)
     finally:
         log.set_verbosity(verbosity)
     model = model.to(dtype).eval()

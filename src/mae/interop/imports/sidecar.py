@@ -58,10 +58,11 @@ _TIMM_ARGUMENTS = {
     "img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "class_token", "global_pool",
     "fc_norm", "num_classes", "no_embed_class", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate",
     "pos_drop_rate", "patch_drop_rate", "dynamic_img_size", "weight_init", "qkv_bias", "pool_include_prefix",
+    "init_values",
 }  # fmt: skip
 """Arguments that do not change the encoder's outputs, or that its tensors reveal."""
 _LONGEST_LICENCE = 1000
-_HF_KNOWN = {"model_type": ("vit_mae", "vit"), "hidden_act": ("gelu",)}
+_HF_KNOWN = {"model_type": ("vit_mae", "vit", "dinov2"), "hidden_act": ("gelu",), "use_swiglu_ffn": (False,)}
 
 
 def sidecar_licence(external: ExternalWeights) -> str | None:
