@@ -34,7 +34,7 @@ _HELP = {
     "loss": "Distance of prediction and target.",
     "teacher": "A network whose outputs are the target.",
 }
-_UNDECIDED = {"in_chans": "the data's", "channels": "all", "nodata": "none"}
+_UNDECIDED = {"in_chans": "the data's", "channels": "all", "nodata": "none", "teacher_source": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
