@@ -7,7 +7,9 @@ from mae.config import RunConfig
 from mae.core.sizes import check_multiple
 from mae.data.sources.names import check_apart, check_exists
 from mae.errors import UsageError
+from mae.interop.imports.catalogue import find_public
 from mae.models.presets import find_model
+from mae.teachers import NO_SOURCE
 from mae.training.run_folder import RunFolder, check_model, check_resumable
 from mae.training.trackers.installed import check_trackers
 
@@ -37,7 +39,7 @@ def check_run(config: RunConfig, *, resume: bool) -> None:
 
 
 def check_images(config: RunConfig) -> None:
-    """Refuse images that are not there, and a model that cannot be made for them.
+    """Refuse images that are not there, a model that cannot be made for them, and a teacher that is not there.
 
     Raises:
         UsageError: that.
@@ -49,6 +51,11 @@ def check_images(config: RunConfig) -> None:
     size, patch = (said.get(name) for name in ("img_size", "patch_size"))
     if size is not None and patch is not None:
         check_multiple(*(side if isinstance(side, tuple) else (side, side) for side in (size, patch)))
+    if "teacher_source" in said:  # an option of teachers that are opened
+        if not (source := said["teacher_source"]):
+            raise UsageError(NO_SOURCE)
+        if find_public(source) is None:
+            _check_model(source)
 
 
 def check_use(model: str, *sources: str, data_root: Path = Path("data")) -> None:
@@ -57,8 +64,12 @@ def check_use(model: str, *sources: str, data_root: Path = Path("data")) -> None
     Raises:
         UsageError: that.
     """
+    _check_model(model)
+    for source in sources:
+        check_exists(source, data_root=data_root)
+
+
+def _check_model(model: str) -> None:
     kind, _, name = model.partition(":")
     if not (kind in ("timm", "hf") and name):
         check_model(Path(model))
-    for source in sources:
-        check_exists(source, data_root=data_root)

@@ -35,7 +35,7 @@ _HELP = {
     "teacher": "A network whose outputs are the target.",
     "adapter": "What of the encoder is trained, with --init-from.",
 }
-_UNDECIDED = {"in_chans": "the data's", "channels": "all", "nodata": "none"}
+_UNDECIDED = {"in_chans": "the data's", "channels": "all", "nodata": "none", "teacher_source": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)

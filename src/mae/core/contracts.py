@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mae.core.component import Component
-from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, take_tokens
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, SourceNetwork, take_tokens
 from mae.errors import UsageError
 
 if TYPE_CHECKING:
@@ -340,10 +340,18 @@ class Teacher(Component):
     Attributes:
         changes: whether its outputs for the same samples change in a run: a loss of one step is then measured on
             another scale than that of the next, and says little by itself.
+        opens: whether its network is the one that its option `source` names: a run, a file, `timm:NAME`, `hf:NAME`.
+            Whoever trains opens that, keeps the teacher as `measured` of it, and hands it in (`build_from`). Nothing of
+            it is stored, and a model's file is read without it.
+        source: see there.
     """
 
     slot: ClassVar[str] = "teacher"
     changes: ClassVar[bool] = False
+    opens: ClassVar[bool] = False
+
+    if TYPE_CHECKING:
+        source: Any
 
     def gives(self, encoder: Encoder) -> Mapping[str, int]:
         """Names of its outputs `[B, N, width]`, and their widths.
@@ -364,6 +372,28 @@ class Teacher(Component):
 
         Args:
             encoder: the student's, which must not be changed.
+        """
+        raise NotImplementedError
+
+    def measured(self, network: SourceNetwork) -> "Teacher":
+        """The same teacher with what is measured of its network, where it `opens` one: `gives` then knows its widths.
+
+        What changes with the network's outputs must be among it: a run that goes on is refused where it differs.
+
+        Raises:
+            UsageError: an option that does not fit that network.
+        """
+        raise NotImplementedError
+
+    def build_from(self, network: SourceNetwork, tokenizer: Tokenizer) -> nn.Module:
+        """`build` for a teacher that `opens` a network.
+
+        Args:
+            network: the one it was measured of.
+            tokenizer: of the student.
+
+        Raises:
+            UsageError: the network cannot see the student's samples, or has other tokens.
         """
         raise NotImplementedError
 

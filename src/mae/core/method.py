@@ -91,6 +91,12 @@ class MethodConfig:
         """Whether the target of a sample changes in a run, so that losses of two steps are on two scales."""
         return self.teacher is not None and self.teacher.changes and bool(self.target.needs)
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The options that the data or an opened network decides, by flat name, as they are before that."""
+        described = (option for slot, part in self.components() for option in _described(slot, part.kind))
+        return {option.flat: option.default for option in described if option.is_measured}
+
     def components(self) -> Iterator[tuple[str, Any]]:
         """Each component with the slot it fills."""
         yield from ((slot, getattr(self, slot)) for slot in SLOTS if getattr(self, slot) is not None)
@@ -154,6 +160,20 @@ class MethodConfig:
         if not isinstance(terms, list | tuple):
             raise UsageError(f"terms is {records.shown(terms)}; expected a list")
         return cls(**found, terms=tuple(_component("term", term) for term in terms))
+
+
+def component_of(slot: str, options: Mapping[str, Any]) -> Any:
+    """The component that options by flat name say of a method that is not decided; None: they name no kind.
+
+    Raises:
+        UsageError: a value of another type or out of range.
+    """
+    if options.get(slot) is None:
+        return None
+    component = _component(slot, options[slot])
+    flats = {option.flat: option.name for option in _described(slot, component.kind)}
+    said = {flats[flat]: value for flat, value in options.items() if flat in flats and value is not None}
+    return _with(component, said, f"{slot} {component.kind}")
 
 
 def flat_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,36 @@ class MaskRequest:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class SourceNetwork:
+    """A network trained elsewhere, opened for a teacher that names it; it stays on its device, in evaluation mode.
+
+    Attributes:
+        name: what the user calls it.
+        maps: from samples `[B, C, *size]`, normalised by `mean` and `std`, and numbers of blocks, ascending from 0, to
+            what leaves these blocks, `[B, D, *grid]` each; without gradients, the last block's after the final norm.
+        depth: blocks.
+        size: lengths of the axes of the samples it is made for.
+        channels: of its samples.
+        channel_names: in order; None where they have none.
+        mean: of each channel.
+        std: of each channel.
+        pixel_dtype: type of the values in files that gives the unit of `mean` and `std`; None where it is not known.
+        fingerprint: text that changes with its weights and with how its samples are made.
+    """
+
+    name: str
+    maps: Callable[[Float[Tensor, "B C ..."], Sequence[int]], Sequence[Float[Tensor, "B D ..."]]]
+    depth: int
+    size: tuple[int, ...]
+    channels: int
+    channel_names: tuple[str, ...] | None
+    mean: Sequence[float]
+    std: Sequence[float]
+    pixel_dtype: Any
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Encoded:
     """What an encoder hands to a decoder.
 

@@ -4,4 +4,5 @@ KINDS = {
     "mse": "reconstruction.MeanSquaredError",
     "l1": "reconstruction.MeanAbsoluteError",
     "smooth_l1": "reconstruction.SmoothL1",
+    "cosine": "cosine.CosineDistance",
 }

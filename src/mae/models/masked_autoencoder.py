@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term, Tokenizer
-from mae.core.types import Encoded, MAEOutput, MaskPlan, MaskRequest
+from mae.core.types import Encoded, MAEOutput, MaskPlan, MaskRequest, SourceNetwork
 from mae.errors import UsageError
 from mae.masks.given import plan_from_mask
 from mae.models.pretrained import PretrainedEncoder
@@ -63,10 +63,24 @@ class MaskedAutoencoder(PretrainedEncoder):
 
     @property
     def teacher(self) -> nn.Module | None:
-        """The teacher's network, made from the student's weights when it is first asked for; None: there is none."""
-        if self._teacher is None and self._teacher_component is not None:
-            self.__dict__["_teacher"] = self._teacher_component.build(self.encoder)
+        """The teacher's network, made from the student's weights when it is first asked for.
+
+        None: there is none, or it is one that is opened, and nobody has handed it in.
+        """
+        component = self._teacher_component
+        if self._teacher is None and component is not None and not component.opens:
+            self.__dict__["_teacher"] = component.build(self.encoder)
         return self._teacher
+
+    def hand_in(self, network: SourceNetwork | None) -> None:
+        """Give the teacher the network that it names; None: it names none.
+
+        Raises:
+            UsageError: see `Teacher.build_from`.
+        """
+        if network is not None:
+            assert self._teacher_component is not None
+            self.__dict__["_teacher"] = self._teacher_component.build_from(network, self.tokenizer)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MaskedAutoencoder":
         """Where the model goes, its teacher goes too."""
@@ -119,8 +133,39 @@ class MaskedAutoencoder(PretrainedEncoder):
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=encoded.tokens)
 
     def taught(self, batch: Batch) -> Taught:
-        """What the teacher says of a batch, by name; nothing where there is none."""
-        return {} if self.teacher is None else self.teacher(batch)
+        """What the teacher says of a batch, by name; nothing where there is none.
+
+        Raises:
+            UsageError: target or terms need a teacher whose network is not there.
+        """
+        if self.teacher is not None:
+            return self.teacher(batch)
+        if not self.has_loss:
+            source = getattr(self._teacher_component, "source", "none")
+            raise UsageError(
+                f"this model's loss compares with a teacher, and no model's file holds one (teacher_source {source}); "
+                "use encode or predict, or train with mae.pretrain, which opens the teacher"
+            )
+        return {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a loss can be computed: not where target or terms need a teacher whose network is not there."""
+        return self.teacher is not None or not (self.target.needs or any(term.needs for term in self.terms))
+
+    def predict(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Float[Tensor, "B N P"]:
+        """The prediction for every token in raster order, without a loss; so no teacher is needed.
+
+        Args:
+            images: normalised images.
+            plan: what is masked; all of it is predicted, whatever `plan.predicted` holds.
+
+        Raises:
+            UsageError: see `encoded`.
+        """
+        plan, layout = plan.predict_all(), self.tokenizer.layout_of(images)
+        prediction: Tensor = self.decoder(self.encoded(images, plan), plan, layout)
+        return prediction
 
     def encoded(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Encoded:
         """What the decoder is given.

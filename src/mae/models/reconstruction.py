@@ -39,7 +39,7 @@ def reconstruct(model: MaskedAutoencoder, images: Float[Tensor, "B C H W"], plan
         raise UsageError(f"the model predicts {target.kind}, not pixels; only models that predict pixels can be drawn")
     weights = next(model.parameters())
     with undisturbed(model):
-        prediction = model(images.to(weights), plan=plan.to(weights.device).predict_all()).pred
+        prediction = model.predict(images.to(weights), plan.to(weights.device))
     prediction, plan, images = (
         prediction.float().to(images.device),
         plan.to(images.device).predict_all(),

@@ -200,7 +200,9 @@ def fresh_model(prepared: RunContext) -> MaskedAutoencoder:
         model = build_model(prepared.method, activation_checkpointing=prepared.config.machine.activation_checkpointing)
     if prepared.start is not None:
         load_initial_weights(model, prepared.start)
-    return model.to(prepared.device)
+    model = model.to(prepared.device)
+    model.hand_in(prepared.network)
+    return model
 
 
 def peak_rate(config: RunConfig) -> float:

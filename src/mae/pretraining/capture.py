@@ -72,8 +72,8 @@ def write_capture(prepared: RunContext, model: MaskedAutoencoder, step: int) -> 
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         save_file(_on_cpu(model), aside / MODEL, metadata=model_metadata(model))
-        if model.teacher is not None:
-            save_file(_on_cpu(model.teacher), aside / TEACHER)
+        if model.teacher is not None and (taught := _on_cpu(model.teacher)):
+            save_file(taught, aside / TEACHER)
         write_json(aside / CAPTURE, to_json(values))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)

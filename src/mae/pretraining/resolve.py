@@ -15,6 +15,7 @@ from torch import Tensor
 from mae.config import RunConfig, is_changeable
 from mae.core.kinds import find, kinds
 from mae.core.method import MethodConfig
+from mae.core.types import SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.decode.limits import check_workers
@@ -28,6 +29,7 @@ from mae.modalities.images.crop import Augmentation
 from mae.models.presets import model_config
 from mae.pretraining.init_weights import InitWeights, fresh_part, inherit_config, open_init_weights
 from mae.pretraining.same_images import check_same, told_of
+from mae.pretraining.teacher import check_seen, open_teacher
 from mae.randomness import FIXED_EPOCH
 from mae.records import PixelDtype, check_no_data
 from mae.training.device import choose_precision
@@ -60,6 +62,7 @@ class RunContext:
     world: World
     resume: bool
     start: InitWeights | None = None
+    network: SourceNetwork | None = None
 
     @property
     def method(self) -> MethodConfig:
@@ -153,6 +156,7 @@ def prepare_run(
     start, weights = None, weights_of(folder) if resume else None
     if not resume and (start := find_init_weights(config, world)) is not None:
         config, weights = inherit_config(config, given, start), start.config
+    config, network = open_teacher(config, device, world, resume=resume)
     if config.model is not None:  # refuse a wrong name or size before images are read, which can take minutes
         _method(config, config.model, weights, in_chans=said(config, "in_chans"))
     if (nodata := said(config, "nodata")) is not None:  # the images are read with it before the model is made
@@ -170,6 +174,7 @@ def prepare_run(
         processes=world.local_size,
     )
     config = resolve_config(config, images, device, world, weights)
+    unusual = check_seen(network, images)
     assert config.model is not None
     if folder is None:
         folder = new_run_folder(*default_place(config))
@@ -179,13 +184,14 @@ def prepare_run(
     return RunContext(
         config=config.override({"mean": tuple(found["mean"]), "std": tuple(found["std"])}),
         images=images,
-        note=f"{source.note}; {hint}" if hint else source.note,
+        note="; ".join(filter(None, (source.note, hint, unusual))),
         found=found,
         folder=folder,
         device=device,
         world=world,
         resume=resume,
         start=start,
+        network=network,
     )
 
 

@@ -49,6 +49,7 @@ def show_header(
             ("statistics", _describe_statistics(prepared)),
             ("crops", _describe_crops(prepared)),
             ("objective", _describe_objective(prepared, model)),
+            *([] if prepared.method.teacher is None else [("teacher", _describe(prepared.method.teacher))]),
             ("batch", _describe_batch(prepared)),
             ("rate", _describe_rate(prepared, trainer)),
             ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
@@ -135,11 +136,20 @@ def _describe_ratio(prepared: RunContext) -> str:
 def _describe_objective(prepared: RunContext, model: MaskedAutoencoder) -> str:
     """Target and terms, each with its weight."""
     config = prepared.method
-    options = [f"{name} {value}" for name, value in options_of(config.target).items()]
-    target = config.target.kind + (f" ({', '.join(options)})" if options else "")
     images = f" over {prepared.part_size * prepared.world.size} images"
     terms = [f"{term.weight:g} x {term.kind}{images if term.reads_batch else ''}" for term in config.terms]
-    return f"target: {target}; loss: " + " + ".join([f"{config.loss.kind} reconstruction", *terms])
+    return f"target: {_describe(config.target)}; loss: " + " + ".join([f"{config.loss.kind} reconstruction", *terms])
+
+
+def _describe(component: Any) -> str:
+    """Its kind, and in brackets its options, those that were measured among them."""
+    values = {name: _told(value) for name, value in options_of(component).items() if value is not None}
+    options = ", ".join(f"{name} {value}" for name, value in values.items())
+    return component.kind + (f" ({options})" if options else "")
+
+
+def _told(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _describe_baselines(prepared: RunContext, baselines: TrivialBaselines) -> str:

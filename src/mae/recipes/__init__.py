@@ -12,6 +12,7 @@ _WHERE = {
     "default": "default",
     "improved": "improved",
     "fast": "fast",
+    "second_stage": "second_stage",
     "demo": "demo",
     "cifar10": "cifar10",
     "stl10": "stl10",

@@ -5,4 +5,5 @@ KINDS = {
     "low_pass": "low_pass.LowPassTarget",
     "hog": "hog.HogTarget",
     "features": "features.FeatureTarget",
+    "random_projection": "random_projection.RandomProjectionTarget",
 }

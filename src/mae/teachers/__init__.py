@@ -1,3 +1,8 @@
 """Networks that are not trained by gradients and whose outputs are targets: one a file."""
 
-KINDS = {"ema": "ema.EmaTeacher"}
+KINDS = {"ema": "ema.EmaTeacher", "frozen": "frozen.FrozenTeacher"}
+
+NO_SOURCE = (
+    "this teacher is a network trained elsewhere, and --teacher-source names none; give a run, a file, timm:NAME or "
+    "hf:NAME"
+)

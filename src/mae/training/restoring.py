@@ -48,7 +48,8 @@ def restore(path: Path | None, *, module: nn.Module, optimizer: Optimizer, world
         MAEError: the checkpoint is damaged, or of another model or training; nothing was changed.
     """
     stored: dict[str, dict[str, Tensor]] = {}
-    modules = {MODEL: module} | ({} if (teacher := teacher_of(module)) is None else {TEACHER: teacher})
+    teacher = teacher_of(module)
+    modules = {MODEL: module} | ({} if teacher is None or not teacher.state_dict() else {TEACHER: teacher})
 
     def read() -> dict[str, Any]:
         assert path is not None

@@ -18,14 +18,16 @@ def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
     """Shard a module's parameters over the processes, in place; make its optimizer afterwards.
 
     Each member of an `nn.Sequential` is gathered for its computation and freed after it, the rest with the whole
-    module. With `bf16` they are gathered, and gradients computed, in bf16; weights, averages and the sums of gradients
-    over processes stay in float32.
+    module; one without parameters stays as it is. With `bf16` they are gathered, and gradients computed, in bf16;
+    weights, averages and the sums of gradients over processes stay in float32.
 
     Args:
         module: on its device; every process has the same weights.
         precision: `fp32` or `bf16`.
         trained: whether a backward pass follows each forward pass; without one, shards are freed after the latter.
     """
+    if next(module.parameters(), None) is None:
+        return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES.get(precision), reduce_dtype=torch.float32)

@@ -4,9 +4,10 @@ Neither package is needed by `mae`; they are imported when a model of theirs is 
 safetensors alone, and no code comes out of a model's repository.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mae.errors import MAEError, UsageError
-from mae.evaluation.extractors.extractor import PATCHES, Extractor, weights_digest
+from mae.evaluation.extractors.extractor import PATCHES, Blocks, Extractor, weights_digest
 from mae.models.preprocess import Preprocessing
 
 _WEIGHTS = "model.safetensors"  # what both hubs call them
@@ -112,7 +113,26 @@ def wrap_timm(model: Any, *, name: str) -> Extractor:
             interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
         ),
         identity=f"{weights_digest(model)} timm {getattr(model, 'global_pool', '')}",  # what decides `pooled` beside
+        blocks=None if prefix is None else _timm_blocks(model, prefix),
     )
+
+
+def _timm_blocks(model: Any, prefix: int) -> Blocks | None:
+    """The blocks of a transformer of timm, the stages of a convolutional net; None where timm does not give them."""
+    if not hasattr(model, "forward_intermediates"):
+        return None
+    depth, last_axis = len(model.feature_info), getattr(model, "output_fmt", "NCHW") == "NHWC"
+    weights = next(model.parameters())
+
+    def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+        tokens, found = model.forward_intermediates(images.to(weights), indices=list(numbers))
+        if depth - 1 not in numbers:
+            return list(found)
+        if tokens.ndim == 3:  # after the final norm, which intermediate ones do not pass
+            return [*found[:-1], tokens[:, prefix:].mT.unflatten(2, found[-1].shape[2:])]
+        return [*found[:-1], tokens.permute(0, 3, 1, 2) if last_axis else tokens]
+
+    return Blocks(depth=depth, maps=maps)
 
 
 def hf_extractor(path: str, *, device: torch.device) -> Extractor:
@@ -157,16 +177,20 @@ def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
     if hides:
         model.config.mask_ratio = 0.0
 
+    def run(images: Tensor, **asked: bool) -> Any:
+        order = torch.linspace(0, 1, prod(_grid(model.config, images)), device=images.device).expand(len(images), -1)
+        return model(pixel_values=images, **({"noise": order} if hides else {}), **asked)
+
     def encode(images: Tensor) -> Mapping[str, Tensor]:
-        num_patches = _num_patches(model.config, images)
-        order = torch.linspace(0, 1, num_patches, device=images.device).expand(len(images), -1) if hides else None
-        output = model(pixel_values=images, **({} if order is None else {"noise": order}))
+        output = run(images)
         pooled = getattr(output, "pooler_output", None)
         named = {} if pooled is None else {"pooled": pooled.flatten(1)}
         tokens = output.last_hidden_state
         if tokens.ndim == 4:
             return {**named, "mean": tokens.mean(dim=(2, 3)), PATCHES: tokens.flatten(2).transpose(1, 2)}
-        prefix = tokens.shape[1] - num_patches  # negative where patches were merged: then nothing leads them
+        prefix = tokens.shape[1] - prod(
+            _grid(model.config, images)
+        )  # negative where patches were merged: then nothing leads them
         return {**named, **_of_sequence(tokens, max(0, prefix), has_cls=has_cls)}
 
     return Extractor(
@@ -181,7 +205,29 @@ def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
             interpolation=_interpolation(processor.resample),
         ),
         identity=weights_digest(model),
+        blocks=_hf_blocks(model, run),
     )
+
+
+def _hf_blocks(model: Any, run: Callable[..., Any]) -> Blocks:
+    """The blocks of a transformer of Hugging Face, the last map of a convolutional net as that of one block.
+
+    Its maps cannot be given where patches were merged: that is a UsageError.
+    """
+    depth = getattr(model.config, "num_hidden_layers", None) or 1
+    weights = next(model.parameters())
+
+    def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+        inner = [number for number in numbers if number < depth - 1]
+        output = run(images.to(weights), output_hidden_states=bool(inner))
+        found = [output.hidden_states[number + 1] for number in inner]  # the first entered the first block
+        found += [output.last_hidden_state] if depth - 1 in numbers else []
+        grid = _grid(model.config, images)
+        if found[0].ndim == 3 and found[0].shape[1] < prod(grid):
+            raise UsageError(f"{type(model).__name__} merges patches and does not say where its tokens lie")
+        return [each if each.ndim == 4 else each[:, -prod(grid) :].mT.unflatten(2, grid) for each in found]
+
+    return Blocks(depth=depth, maps=maps)
 
 
 def _of_sequence(tokens: Tensor, prefix: int, *, has_cls: bool) -> dict[str, Tensor]:
@@ -191,10 +237,10 @@ def _of_sequence(tokens: Tensor, prefix: int, *, has_cls: bool) -> dict[str, Ten
     return {"cls": tokens[:, 0], **named} if prefix and has_cls else named
 
 
-def _num_patches(config: Any, images: Tensor) -> int:
+def _grid(config: Any, images: Tensor) -> tuple[int, int]:
     patch = getattr(config, "patch_size", None) or 1
     height, width = (patch, patch) if isinstance(patch, int) else patch
-    return (images.shape[2] // height) * (images.shape[3] // width)
+    return images.shape[2] // height, images.shape[3] // width
 
 
 def _hf_crop(processor: Any) -> tuple[tuple[int, int], float]:

@@ -7,7 +7,7 @@ images by the same code. `open.py` makes one of what a user names, `external_mod
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -28,9 +28,25 @@ PATCHES = "patches"
 Encode = Callable[[Tensor], Tensor | Mapping[str, Tensor]]
 """Normalised images `[B, C, H, W]` to features `[B, D]`, or to several by name, `patches` among them if there are."""
 
+Maps = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
+"""Normalised images and numbers of blocks, ascending from 0, to their patch tokens as maps `[B, D, rows, columns]`."""
+
 _MAX_RAW_SIDE = 32
 _RANDOM_SEED = 0
 _FEATURE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blocks:
+    """What a model's blocks give, on the grid of its patches.
+
+    Attributes:
+        depth: how many blocks there are.
+        maps: what leaves some of them; the last one after the final norm, as under `PATCHES`.
+    """
+
+    depth: int
+    maps: Maps
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +62,7 @@ class Extractor:
         model: the model itself, for what needs more than features; None where it is none of this package.
         loaded: what was loaded of its file, in one line; None where it comes from no file of this package.
         licence: the terms its weights come under; None: not known.
+        blocks: what its blocks give; None where it has no patch tokens, or nobody says which they are.
     """
 
     name: str
@@ -55,6 +72,7 @@ class Extractor:
     model: PretrainedEncoder | None = None
     loaded: str | None = None
     licence: str | None = None
+    blocks: Blocks | None = None
 
     @property
     def autoencoder(self) -> MaskedAutoencoder | None:
@@ -104,12 +122,21 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
         named = {"mean": features.mean, PATCHES: features.patches}
         return named if features.cls is None else {"cls": features.cls, **named}
 
+    depth = len(model.encoder.blocks)
+
+    def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
+        inner = [number for number in numbers if number < depth - 1]
+        features = model.encode(images.to(weights), layers=inner, as_map=True)
+        last = [features.patches.mT.unflatten(2, features.grid)] if depth - 1 in numbers else []
+        return [*features.layers, *last]
+
     return Extractor(
         name=name,
         encode=encode,
         preprocessing=preprocessing,
         identity=f"{weights_digest(model)} {json.dumps(model.config.to_json(), sort_keys=True)}",
         model=model.eval(),
+        blocks=Blocks(depth=depth, maps=maps),
     )
 
 

@@ -25,14 +25,17 @@ Inputs = Mapping[str, Tensor]
 
 
 def model_outputs(model: PretrainedEncoder, inputs: Inputs) -> dict[str, Tensor]:
-    """This package's outputs: those of `FeatureGraph`; with a decoder also `prediction` of every patch, `loss`, and
-    `gradient` of the loss with respect to the patch embedding's kernel."""
+    """This package's outputs: those of `FeatureGraph`; with a decoder also `prediction` of every patch, and where the
+    model has one, `loss` and its `gradient` with respect to the patch embedding's kernel."""
     images = inputs["images"]
     with torch.no_grad():
         outputs = FeatureGraph(model)(images)
     if not isinstance(model, MaskedAutoencoder):
         return outputs
-    output = model(images, plan=plan_of_order(inputs["order"], int(inputs["num_visible"])).predict_all())
+    plan = plan_of_order(inputs["order"], int(inputs["num_visible"]))
+    if not model.has_loss:
+        return outputs | {"prediction": model.predict(images, plan)}
+    output = model(images, plan=plan.predict_all())
     weight = model.encoder.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(output.terms["reconstruction"], weight)
     return outputs | {"prediction": output.pred, "loss": output.terms["reconstruction"], "gradient": gradient}

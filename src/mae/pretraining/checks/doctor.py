@@ -136,7 +136,9 @@ def examine_run(folder: Path, *, device: str) -> Diagnosis:
     prepared = prepare_run(config, run, choose_device(device), World(), resume=True)
     model, report = load_with_report(find_weights(folder))
     assert isinstance(model, MaskedAutoencoder)  # it is of a run
-    found = examine(prepared, model.to(prepared.device))
+    model = model.to(prepared.device)
+    model.hand_in(prepared.network)
+    found = examine(prepared, model)
     weights = Finding(name="weights", level="ok", value=report.line())
     return replace(found, findings=(weights, *found.findings))
 

@@ -331,12 +331,12 @@ def command_of(
         try:
             weights = None if start is None else start.config
             again = resolve_config(asked(options), images, device, world, weights)
-            return _without_statistics(again) == _without_statistics(config)
+            return _unmeasured(again) == _unmeasured(config)
         except UsageError:
             return False
 
     plain, begun_with = asked({}).flat(), {} if start is None else start.config.flat()
-    decided = ("pixel_dtype", "mean", "std")  # by the images
+    decided = config.resolved.measured
     changed = {
         name: value
         for name, value in config.flat().items()
@@ -354,6 +354,6 @@ def command_of(
     return shlex.join(["mae", "pretrain", config.source, *begin_flags, *flags])
 
 
-def _without_statistics(config: RunConfig) -> RunConfig:
-    """Mean and std are measured when a run is prepared, not resolved."""
-    return config.override({"mean": None, "std": None})
+def _unmeasured(config: RunConfig) -> RunConfig:
+    """What is measured is so when a run is prepared, not resolved."""
+    return config.override(config.resolved.measured)

@@ -109,7 +109,9 @@ def _measure(
             made = None if model is not None else build_model(prepared.method, activation_checkpointing=checkpointing)
         own = copy.deepcopy(model) if made is None else made
         assert own is not None
-        step = _Step(prepared, own.to(prepared.device), crops, keys)
+        own = own.to(prepared.device)
+        own.hand_in(prepared.network)
+        step = _Step(prepared, own, crops, keys)
         for _ in range(_WARM_UP):
             second = perf_counter()
             step.run(lowest)

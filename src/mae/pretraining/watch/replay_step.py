@@ -27,9 +27,11 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.capture import CAPTURE, Capture
 from mae.pretraining.resolve import DECIDING_FACTS, images_per_step, unit_of, weights_of
 from mae.pretraining.same_images import check_same
+from mae.pretraining.teacher import open_teacher
 from mae.randomness import sample_keys, view_keys
 from mae.records import read_record
 from mae.training.device import autocast, choose_device
+from mae.training.distributed import World
 from mae.training.run_folder import RunFolder
 from mae.training.run_records import read_image_facts
 from mae.training.state import MODEL, TEACHER
@@ -88,7 +90,8 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
     _check_fit(capture / CAPTURE, values, config, len(images))
     chosen = choose_device(device)
     model = load_model(capture / MODEL, merged=False).to(chosen).train()
-    if model.teacher is not None:
+    model.hand_in(open_teacher(config, chosen, World(), resume=True)[1])
+    if model.teacher is not None and model.teacher.state_dict():
         _load_teacher(model.teacher, capture / TEACHER)
     return _compute(model, _parts(config, images, found, model, values, chosen), images, values)
 
