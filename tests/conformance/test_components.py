@@ -45,6 +45,8 @@ def options_for(room: str, kind: str) -> dict[str, Any]:
     if getattr(component, "needs_mask_tokens", False):
         chosen["encoder_mask_tokens"] = True
     needs = getattr(component, "needs", frozenset())
+    if "scores" in getattr(component, "reads", ()):
+        chosen["teacher"] = next(kind for kind in kinds("teachers") if find("teachers", kind)().gives_scores)
     for teacher in kinds("teachers") if needs else ():
         if needs <= find("teachers", teacher)().gives(find("encoders", "vit")()).keys():
             chosen["teacher"] = teacher
@@ -157,7 +159,8 @@ for room in ROOMS:
 def test_a_mask_is_a_plan_of_its_key_alone(kind: str, size: tuple[int, int]):
     masking, layout = find("masks", kind)(), Layout(size=size, patch=(4, 4), channels=3)
     keys, x = sample_keys(0, 0, torch.arange(40)), torch.randn(40, 3, *size)
-    plan = masking.plan(MaskRequest(layout=layout, keys=keys, x=x))
+    scores = torch.rand(40, layout.num_tokens)
+    plan = masking.plan(MaskRequest(layout=layout, keys=keys, x=x, scores=scores))
     visible = masking.num_visible(layout)
     assert plan.visible.shape == (40, visible) and 0 < visible < layout.num_tokens
     for row in range(40):
@@ -167,7 +170,7 @@ def test_a_mask_is_a_plan_of_its_key_alone(kind: str, size: tuple[int, int]):
             set(plan.predicted[row].tolist()) <= hidden and len(plan.predicted[row].unique()) == plan.predicted.shape[1]
         )
     rows = torch.tensor([31, 2, 7])
-    alone = masking.plan(MaskRequest(layout=layout, keys=keys[rows], x=x[rows]))
+    alone = masking.plan(MaskRequest(layout=layout, keys=keys[rows], x=x[rows], scores=scores[rows]))
     some = plan.take(rows)
     assert torch.equal(alone.visible, some.visible) and torch.equal(alone.hidden, some.hidden)
     assert len(plan.hidden.unique(dim=0)) > 1
@@ -178,7 +181,8 @@ def test_a_ratio_is_that_of_the_mask(kind: str):
     masking, layout = find("masks", kind)(), Layout(size=(64, 64), patch=(4, 4), channels=1)
     keys = sample_keys(0, 0, torch.arange(8))
     for ratio in (0.3, 0.75):
-        plan = masking.plan(MaskRequest(layout=layout, keys=keys, ratio=ratio, x=torch.randn(8, 1, 64, 64)))
+        x, scores = torch.randn(8, 1, 64, 64), torch.rand(8, layout.num_tokens)
+        plan = masking.plan(MaskRequest(layout=layout, keys=keys, ratio=ratio, x=x, scores=scores))
         assert abs(float(plan.hidden.float().mean()) - ratio) <= 1 / layout.num_tokens
 
 

@@ -338,6 +338,8 @@ class Teacher(Component):
     """A network that is not trained by gradients, and whose outputs targets and terms may read.
 
     Attributes:
+        gives_scores: whether its network has `scores(batch)`: how much it attends to each token `[B, N]`, of which a
+            mask may make use (`Mask.reads`).
         changes: whether its outputs for the same samples change in a run: a loss of one step is then measured on
             another scale than that of the next, and says little by itself.
         opens: whether its network is the one that its option `source` names: a run, a file, `timm:NAME`, `hf:NAME`.
@@ -347,6 +349,7 @@ class Teacher(Component):
     """
 
     slot: ClassVar[str] = "teacher"
+    gives_scores: ClassVar[bool] = False
     changes: ClassVar[bool] = False
     opens: ClassVar[bool] = False
 
@@ -463,5 +466,18 @@ def check_method(method: "MethodConfig") -> None:
             f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
             f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
         )
+    if "scores" in mask.reads:
+        _check_scores(method)
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
     target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
+
+
+def _check_scores(method: "MethodConfig") -> None:
+    kind = method.mask.kind
+    if method.teacher is None or not method.teacher.gives_scores:
+        raise UsageError(f"mask {kind} follows a teacher's attention; choose one that gives it with --teacher ema")
+    if not method.encoder.cls_token:
+        raise UsageError(
+            f"mask {kind} follows the attention of the teacher's class token, and the encoder has none; leave out "
+            "--no-cls-token"
+        )

@@ -201,6 +201,21 @@ class MAEEncoder(nn.Module):
             layers=tuple(left[n].mT.unflatten(2, grid) if as_map else left[n] for n in numbers),
         )
 
+    def prefix_attention(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N"]:
+        """How much the class tokens attend to each patch of whole images in the last block, float32.
+
+        A mean over heads and class tokens, of which there must be one; with what they attend to themselves a row adds
+        up to 1.
+
+        Raises:
+            UsageError: see `encode`.
+        """
+        x, last = self._embed(images, None), self.blocks[-1]
+        for block in self.blocks[:-1]:
+            x = self.blocks.through(block, x)
+        weights = last.attn.weights(last.norm1(x), queries=self.num_prefix)
+        return weights[..., self.num_prefix :].mean(dim=(1, 2))
+
     def _block(self, number: int) -> int:
         depth = len(self.blocks)
         if not -depth <= number < depth:

@@ -37,6 +37,16 @@ class Attention(nn.Module):
         mixed = attend(query, key, value)
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
 
+    def weights(self, x: Float[Tensor, "B L D"], *, queries: int) -> Float[Tensor, "B heads Q L"]:
+        """How much each of the first `queries` tokens attends to every token, float32; a row adds up to 1."""
+        batch, length, dim = x.shape
+        query, key, _ = (
+            part.reshape(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        scores = query[:, :, :queries].float() @ key.float().mT * (dim // self.num_heads) ** -0.5
+        return scores.softmax(dim=-1)
+
 
 class CrossAttention(nn.Module):
     """Cross-attention of tokens to a memory, with one fused projection for keys and values.

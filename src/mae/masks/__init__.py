@@ -8,4 +8,5 @@ KINDS = {
     "regular": "regular.RegularMasking",
     "noise": "noise.NoiseMasking",
     "multi_block": "multi_block.MultiBlockMasking",
+    "attention": "attention.AttentionMasking",
 }

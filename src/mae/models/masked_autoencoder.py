@@ -132,6 +132,12 @@ class MaskedAutoencoder(PretrainedEncoder):
         loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
         return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=encoded.tokens)
 
+    def scores(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N"] | None:
+        """What the mask reads of the teacher's attention; None where it reads nothing of it."""
+        if "scores" not in self.masking.reads or self.teacher is None:
+            return None
+        return self.teacher.scores(Batch(x=images, tokenizer=self.tokenizer))  # type: ignore[operator]
+
     def taught(self, batch: Batch) -> Taught:
         """What the teacher says of a batch, by name; nothing where there is none.
 
@@ -198,6 +204,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         generator: torch.Generator | None = None,
         keys: Int64[Tensor, " B"] | None = None,
         ratio: float | None = None,
+        scores: Float[Tensor, "B N"] | None = None,
     ) -> MaskPlan:
         """The mask for these images: the one given, or one drawn; only masked tokens are to be predicted.
 
@@ -207,6 +214,7 @@ class MaskedAutoencoder(PretrainedEncoder):
             generator: where to draw the keys from; None: PyTorch's global one.
             keys: one an image, of which the mask is a pure function.
             ratio: fraction to be masked; None: the strategy's own.
+            scores: what `scores` gave of these images; None: it is asked where the mask reads it.
 
         Raises:
             UsageError: see `forward`.
@@ -219,4 +227,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         if keys is None:
             device = images.device if generator is None else generator.device
             keys = torch.randint(-(2**63), 2**63 - 1, (len(images),), generator=generator, device=device)
-        return self.masking.plan(MaskRequest(layout=layout, keys=keys.to(images.device), ratio=ratio, x=images))
+        scores = self.scores(images) if scores is None else scores
+        return self.masking.plan(
+            MaskRequest(layout=layout, keys=keys.to(images.device), ratio=ratio, x=images, scores=scores)
+        )

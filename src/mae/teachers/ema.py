@@ -22,6 +22,7 @@ class EmaTeacher(Teacher):
     """An exponential moving average of the encoder, which sees whole samples (data2vec: Baevski et al. 2022, 3.3)."""
 
     kind: ClassVar[str] = "ema"
+    gives_scores: ClassVar[bool] = True
     changes: ClassVar[bool] = True
 
     momentum: ShareOfAll = 0.996
@@ -70,6 +71,11 @@ class EmaNetwork(nn.Module):
         levels = [level[:, encoded.num_prefix :].float() for level in encoded.levels[-self.layers :]]
         mean = torch.stack([layer_norm(level, level.shape[-1:]) for level in levels]).mean(dim=0)
         return {"tokens": layer_norm(mean, mean.shape[-1:])}
+
+    @torch.no_grad()
+    def scores(self, batch: Batch) -> Float[Tensor, "B N"]:
+        """How much the class token attends to each token of the whole sample in the last block: a mean over heads."""
+        return self.encoder.prefix_attention(batch.x)
 
     def momentum_at(self, progress: float) -> float:
         """The share of the weights that is kept, given the run's progress in (0, 1]."""

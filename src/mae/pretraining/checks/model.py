@@ -72,7 +72,8 @@ class Subject:
         """A mask for the images, as a step would draw it."""
         keys = sample_keys(self.seed, 0, self.numbers[: len(self.images)]).to(self.images.device)
         # Not by the model's own `plan`, which is among what is checked.
-        request = MaskRequest(layout=self.layout, keys=keys, ratio=self.mask_ratio, x=self.images)
+        scores = self.model.scores(self.images)
+        request = MaskRequest(layout=self.layout, keys=keys, ratio=self.mask_ratio, x=self.images, scores=scores)
         return self.model.masking.plan(request)
 
     def copied(self) -> MaskedAutoencoder:
@@ -93,8 +94,13 @@ def check_masks(subject: Subject) -> Finding:
     ids = subject.numbers[:_MASKED_SAMPLES]
     keys = torch.cat([sample_keys(subject.seed, epoch, ids) for epoch in range(_MASKED_EPOCHS)])
     images = subject.images[:1].expand(len(keys), *subject.images.shape[1:])  # for strategies that read them
-    masking = subject.model.masking
-    hidden = subject.model.plan(images, keys=keys.to(images.device), ratio=subject.mask_ratio).hidden
+    masking, scores = subject.model.masking, subject.model.scores(subject.images[:1])
+    hidden = subject.model.plan(
+        images,
+        keys=keys.to(images.device),
+        ratio=subject.mask_ratio,
+        scores=None if scores is None else scores.expand(len(keys), -1),
+    ).hidden
     count, num_tokens = hidden.shape
     share = float(hidden.float().mean())
     rates = hidden.float().mean(dim=0)
@@ -111,7 +117,7 @@ def check_masks(subject: Subject) -> Finding:
     wrong = abs(share - subject.mask_ratio) > 1 / num_tokens
     if masking.uniform:
         wrong |= furthest > bound or twins > 5 + 3 * expected
-    else:  # structure makes some positions more likely; each must have its turns all the same
+    elif not masking.reads:  # structure makes some positions more likely; each must have its turns all the same
         wrong |= float(rates.min()) == 0 or float(rates.max()) == 1 or twins == count - 1
     advice = "masks must be drawn anew for every sample and epoch; look at the mask strategy and the keys it is given"
     return _finding("masks", not wrong, value, advice)

@@ -1,0 +1,53 @@
+"""Attention-guided masking: what a teacher looks at most is masked."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Lt
+
+from mae.core.component import Metavar, Share, ShareOfAll
+from mae.core.contracts import Mask
+from mae.core.types import MaskPlan, MaskRequest
+from mae.errors import UsageError
+from mae.masks.planar import plan_in_order
+from mae.randomness import Stream, uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMasking(Mask):
+    """The patches that a teacher's class token attends to most are masked (AttMask: Kakogeorgiou et al. 2022).
+
+    Samples that are not `guided`, and their number is drawn, get a random mask: with all of them guided the encoder
+    would never see what matters. With `hints` some of the most attended patches, at random, stay visible after all, and
+    as many that come next are masked in their place. How often a position is masked depends on the images.
+    """
+
+    kind: ClassVar[str] = "attention"
+    uniform: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"scores"})
+
+    ratio: Share = 0.75
+    """Fraction of the patches masked."""
+    guided: ShareOfAll = 0.5
+    """Fraction of the samples whose masks follow the teacher."""
+    hints: Annotated[float, Ge(0), Lt(1), Metavar("FRACTION")] = 0.0
+    """Fraction of all patches that stay visible among the most attended ones."""
+
+    def plan(self, request: MaskRequest) -> MaskPlan:
+        """The mask of each sample, a pure function of its key and of the teacher's scores; see `Mask.plan`.
+
+        Raises:
+            UsageError: no scores; see `Mask.num_visible`.
+        """
+        if request.scores is None:
+            raise UsageError("mask attention reads a teacher's attention, and there is none; choose one with --teacher")
+        num_tokens, num_visible = request.layout.num_tokens, self.num_visible(request.layout, request.ratio)
+        draws = uniform(request.keys, num_tokens + 1, Stream.MASK)
+        guided, chance = draws[:, :1] < self.guided, draws[:, 1:]
+        hints = min(round(self.hints * num_tokens), num_visible)
+        rank = request.scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        # Of those attended to most as many as there are hints come first after all others, by chance.
+        attended = rank < num_tokens - num_visible + hints
+        first = torch.where(guided & ~attended, -1.0, chance)
+        return plan_in_order(first.argsort(dim=1, stable=True), num_visible)
