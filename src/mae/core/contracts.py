@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mae.core.component import Component
-from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, take_tokens
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest
 from mae.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,12 +126,22 @@ class Batch:
         tokenizer: of the method.
         keys: one a row; None where they are not known.
         views: rows of each sample.
+
+    Raises:
+        UsageError: rows that are no whole samples.
     """
 
     x: Float[Tensor, "B C *size"]
     tokenizer: Tokenizer
     keys: Int64[Tensor, " B"] | None = None
     views: int = 1
+
+    def __post_init__(self) -> None:
+        if self.views < 1 or len(self.x) % self.views:
+            raise UsageError(
+                f"views is {self.views}, and the batch has {len(self.x)} rows; expected as many views of every sample, "
+                "those of one in a row"
+            )
 
     @property
     def layout(self) -> Layout:
@@ -208,6 +218,7 @@ class Step:
         target: true values of the same.
         std: what one unit of the target is in the samples' own unit; None: the same, or a target that is no pixels.
         taught: the teacher's outputs.
+        projected: what the term's own head made, see `Term.head`; None where it has none.
     """
 
     batch: Batch
@@ -217,14 +228,12 @@ class Step:
     target: Float[Tensor, "B M P"]
     std: Float[Tensor, "B M 1"] | None
     taught: Taught
+    projected: Tensor | None = None
 
     @property
     def features(self) -> Float[Tensor, "B D"]:
         """The mean visible token of each row, float32."""
-        tokens = self.encoded.tokens[:, self.encoded.num_prefix :]
-        if self.encoded.places is None:  # mask tokens stand among them
-            tokens = take_tokens(tokens, self.plan.visible)
-        return tokens.float().mean(dim=1)
+        return self.encoded.mean_visible(self.plan)
 
     def masked_pixels(self) -> Tensor:
         """Where samples are masked, `[B, 1, *size]`, true = masked."""
@@ -257,6 +266,8 @@ class Term(Component):
     Attributes:
         weight: how much it counts; 0: not at all.
         reads_batch: whether it compares samples of a batch, which micro-batches then change.
+        reads_views: whether it compares views of a sample: there must be two or more, and where they are no views of
+            one another, as in evaluation, the term is left out.
         reads_pixels: whether it reads `pixel_error`, which only a target with `to_pixels` has.
         reads_whole: whether it reads samples as wholes, which partial prediction and missing values leave holes in.
         predicts_visible: whether it reads predictions of visible tokens.
@@ -265,6 +276,7 @@ class Term(Component):
 
     slot: ClassVar[str] = "term"
     reads_batch: ClassVar[bool] = False
+    reads_views: ClassVar[bool] = False
     reads_pixels: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -276,6 +288,25 @@ class Term(Component):
     def predicts_visible(self) -> bool:
         """Whether predictions of visible tokens are read."""
         return False
+
+    @property
+    def reads_cls(self) -> bool:
+        """Whether the class token is read."""
+        return False
+
+    def head(self, encoder: Any) -> nn.Module | None:
+        """A network of the term's own, from what the encoder made to what the term compares; None: it has none.
+
+        It is called with an `Encoded` and its `MaskPlan`, and its result is the term's `Step.projected`. Its weights
+        are trained with the model's: they are in checkpoints and in the model's file, and in no export.
+
+        Args:
+            encoder: the network it reads.
+
+        Returns:
+            The network, with fresh weights from PyTorch's global generator.
+        """
+        return None
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """A scalar, float32, not multiplied by `weight`."""
@@ -290,6 +321,7 @@ class Encoder(Component):
         embed_dim: width of a token.
         depth: blocks.
         mask_tokens: whether mask tokens stand where patches are masked, instead of nothing.
+        cls_token: whether a class token leads the sequence.
     """
 
     slot: ClassVar[str] = "encoder"
@@ -298,6 +330,7 @@ class Encoder(Component):
         embed_dim: Any
         depth: Any
         mask_tokens: Any
+        cls_token: Any
 
     def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
         """The network, with fresh weights from PyTorch's global generator."""
@@ -386,15 +419,7 @@ def check_method(method: "MethodConfig") -> None:
         if method.tokenizer.nodata is not None:
             raise UsageError(f"{kind} reads whole samples, and those have gaps where no data is; leave it out")
     for term in method.terms:
-        if term.reads_whole and not mask.predicts_all:
-            raise UsageError(
-                f"{term.kind} reads whole samples, and the mask leaves masked patches out of the prediction; leave one "
-                "of the two out"
-            )
-        if term.reads_pixels and target.to_pixels is None:
-            raise UsageError(
-                f"{term.kind} compares pixels, and the target {target.kind} has none; leave one of them out"
-            )
+        _check_term(term, method)
     for part in (target, *method.terms):
         if missing := sorted(part.needs - method.gives.keys()):
             raise UsageError(
@@ -408,3 +433,20 @@ def check_method(method: "MethodConfig") -> None:
         )
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
     target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
+
+
+def _check_term(term: Term, method: "MethodConfig") -> None:
+    if term.reads_whole and not method.mask.predicts_all:
+        raise UsageError(
+            f"{term.kind} reads whole samples, and the mask leaves masked patches out of the prediction; leave one "
+            "of the two out"
+        )
+    if term.reads_pixels and method.target.to_pixels is None:
+        raise UsageError(
+            f"{term.kind} compares pixels, and the target {method.target.kind} has none; leave one of them out"
+        )
+    if term.reads_cls and not method.encoder.cls_token:
+        raise UsageError(
+            f"{term.kind} is to read the class token, and the encoder has none; leave out --no-cls-token, or have "
+            "the term read patch tokens"
+        )

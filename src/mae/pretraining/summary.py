@@ -134,7 +134,9 @@ def _describe_objective(prepared: RunContext, model: MaskedAutoencoder) -> str:
     config = prepared.method
     options = [f"{name} {value}" for name, value in options_of(config.target).items()]
     target = config.target.kind + (f" ({', '.join(options)})" if options else "")
-    images = f" over {prepared.part_size * prepared.world.size} images"
+    views = prepared.compared_views
+    images = f" over {prepared.part_size * prepared.world.size // views} images"
+    images += "" if views == 1 else f" in {views} views"
     terms = [f"{term.weight:g} x {term.kind}{images if term.reads_batch else ''}" for term in config.terms]
     return f"target: {target}; loss: " + " + ".join([f"{config.loss.kind} reconstruction", *terms])
 
