@@ -43,6 +43,7 @@ class Stream(IntEnum):
     BLOCKS = 11
     WINDOW = 12
     DIRECTIONS = 13
+    COLOUR = 14
 
 
 def _signed(constant: int) -> int:

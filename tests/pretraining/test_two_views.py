@@ -81,6 +81,34 @@ def test_images_become_more_normally_distributed(pretrain: Run, kind: str):
     assert found[-1] < 0.75 * found[0]
 
 
+def test_colours_of_crops_change_and_the_run_goes_on(pretrain: Run, photos: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("deep.tif", "dot.png"):
+        (photos / name).unlink()
+    options = {"source": photos, "img_size": 32, "patch_size": 4, "batch_size": 8, "in_chans": 3}
+    colours = {"color_jitter": 0.5, "grayscale": 0.2}
+    plain = pretrain("plain", **options)
+    result = pretrain("run", **options, **colours, quiet=False)
+    assert "colour jitter 0.5, 0.2 of them grey" in " ".join(capsys.readouterr().out.split())
+    assert rows(plain.folder)[0]["loss"] != rows(result.folder)[0]["loss"]
+    cut = pretrain("cut", **options, **colours, checkpoint_keep_every=2)
+    (cut.folder / "summary.json").unlink()
+    for step in ("step-00000004", "step-00000006"):
+        shutil.rmtree(cut.folder / "checkpoints" / step)
+    assert mae.pretrain(out=cut.folder, resume=True, quiet=True).finished
+    one, other = result.load_model().state_dict(), mae.load(cut.folder).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("option", ["--color-jitter 1", "--grayscale 0.2"])
+def test_colours_of_grey_images_are_refused_before_a_run_begins(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "run"
+    assert main(["pretrain", "builtin:digits", *MODEL.split(), *option.split(), "--out", str(out)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "change the colours of 8-bit images in red, green and blue; those of" in told and not out.exists()
+
+
 @pytest.mark.doctor
 def test_the_doctor_finds_such_a_run_sound(pretrain: Run):
     assert pretrain(visreg=0.1, repeated_aug=3, batch_size=24).finished

@@ -119,7 +119,7 @@ class RunContext:
     @property
     def augmentation(self) -> Augmentation:
         """How training images are cropped."""
-        return Augmentation(scale=self.config.data.crop_scale)
+        return augmentation_of(self.config)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Channel mean and std `[C]` on the run's device."""
@@ -317,6 +317,12 @@ def images_per_step(config: RunConfig) -> int:
     """Different images in a batch of a resolved run; each is in it as often as the run has views of it."""
     assert config.optim.batch_size is not None
     return config.optim.batch_size // config.data.repeated_aug
+
+
+def augmentation_of(config: RunConfig) -> Augmentation:
+    """How training images of a run are cropped and changed."""
+    data = config.data
+    return Augmentation(scale=data.crop_scale, color_jitter=data.color_jitter, grayscale=data.grayscale)
 
 
 def ratio_schedule(config: RunConfig) -> RatioSchedule:

@@ -115,7 +115,10 @@ def _describe_statistics(prepared: RunContext) -> str:
 def _describe_crops(prepared: RunContext) -> str:
     config = prepared.method
     (height, width), (rows, columns) = config.layout.size, config.layout.grid
-    return f"{height}x{width} pixels in {rows}x{columns} patches, {_describe_ratio(prepared)}"
+    data = prepared.config.data
+    colours = f", colour jitter {data.color_jitter:g}" if data.color_jitter else ""
+    colours += f", {data.grayscale:.3g} of them grey" if data.grayscale else ""
+    return f"{height}x{width} pixels in {rows}x{columns} patches{colours}, {_describe_ratio(prepared)}"
 
 
 def _describe_ratio(prepared: RunContext) -> str:

@@ -21,12 +21,11 @@ from mae.data.loading.loader import normalise
 from mae.data.loading.worker import CropDataset
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
-from mae.modalities.images.crop import Augmentation
 from mae.models.file import load_model
 from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.capture import CAPTURE, Capture
-from mae.pretraining.resolve import DECIDING_FACTS, images_per_step, unit_of, weights_of
+from mae.pretraining.resolve import DECIDING_FACTS, augmentation_of, images_per_step, unit_of, weights_of
 from mae.pretraining.same_images import check_same
 from mae.randomness import sample_keys, view_keys
 from mae.records import read_record
@@ -142,7 +141,7 @@ def _parts(
         images=images,
         numbers=ids,
         img_size=config.resolved.tokenizer.img_size,
-        augmentation=Augmentation(scale=config.data.crop_scale),
+        augmentation=augmentation_of(config),
     )
     mean, std = torch.tensor([found["mean"], found["std"]], device=device)
     parts = []
