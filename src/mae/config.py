@@ -48,6 +48,10 @@ class DataConfig(_Group):
     """Area of the smallest and of the largest crop, as fractions of the image's."""
     repeated_aug: Count = 1
     """Crops made of an image whenever it is decoded; an epoch then has as many times the steps."""
+    color_jitter: Annotated[float, Ge(0), Le(2.5), Metavar("STRENGTH")] = 0.0
+    """Change brightness, contrast, saturation and hue of most crops; 1: as much as SimCLR, 0: not at all."""
+    grayscale: Annotated[float, Ge(0), Le(1), Metavar("FRACTION")] = 0.0
+    """Fraction of the crops made grey."""
     statistics: Statistics = "data"
     """Channel mean and std: measured on the data, ImageNet's, or those of --init-from."""
     held_out: Annotated[float, Ge(0), Le(0.5), Metavar("FRACTION")] = 0.02

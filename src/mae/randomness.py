@@ -42,6 +42,8 @@ class Stream(IntEnum):
     LAZY_ORDER = 10
     BLOCKS = 11
     WINDOW = 12
+    DIRECTIONS = 13
+    COLOUR = 14
 
 
 def _signed(constant: int) -> int:

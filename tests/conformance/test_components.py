@@ -69,6 +69,13 @@ def model_of(room: str, kind: str, **more: Any) -> mae.MaskedAutoencoder:
     return build_model(method_of(room, kind, **more))
 
 
+def output_of(model: mae.MaskedAutoencoder, plan: Any = None) -> Any:
+    """Of the images, as two views of each where a term compares views."""
+    keys = sample_keys(0, 0, torch.arange(4))
+    views = 2 if any(term.reads_views for term in model.terms) else 1
+    return model(images(), plan=model.plan(images(), keys=keys) if plan is None else plan, keys=keys, views=views)
+
+
 def images(count: int = 4, size: tuple[int, int] = (16, 24)) -> torch.Tensor:
     return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
 
@@ -215,7 +222,7 @@ def test_a_loss_is_a_distance(kind: str):
 @pytest.mark.parametrize(("room", "kind"), EVERY)
 def test_a_model_with_it_trains_every_weight_and_says_what_it_added(room: str, kind: str):
     model = model_of(room, kind)
-    output = model(images(), plan=model.plan(images(), keys=sample_keys(0, 0, torch.arange(4))))
+    output = output_of(model)
     output.loss.backward()
     assert [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None] == []
     assert output.terms.keys() == {"reconstruction", *([kind] if room == "terms" else [])}
@@ -225,9 +232,7 @@ def test_a_model_with_it_trains_every_weight_and_says_what_it_added(room: str, k
 @pytest.mark.parametrize("kind", [kind for kind in of("terms") if kinds("terms")])
 def test_a_term_counts_by_its_weight(kind: str):
     plan = model_of("terms", kind).plan(images(), keys=sample_keys(0, 0, torch.arange(4)))
-    without, with_it, twice = (
-        model_of("terms", kind, **{kind: weight})(images(), plan=plan) for weight in (0.0, 0.1, 0.2)
-    )
+    without, with_it, twice = (output_of(model_of("terms", kind, **{kind: weight}), plan) for weight in (0.0, 0.1, 0.2))
     assert kind not in without.terms
     assert_close(twice.loss - without.loss, 2 * (with_it.loss - without.loss), rtol=1e-3, atol=1e-5)
 
@@ -238,8 +243,7 @@ def test_a_model_with_it_comes_back_from_its_file(room: str, kind: str, tmp_path
     mae.save(model, tmp_path / "m.safetensors")
     again = load_model(tmp_path / "m.safetensors", merged=False)
     assert again.config == model.config
-    plan = model.plan(images(), keys=sample_keys(0, 0, torch.arange(4)))
-    assert torch.equal(again(images(), plan=plan).loss, model(images(), plan=plan).loss)
+    assert torch.equal(output_of(again).loss, output_of(model).loss)
     assert torch.equal(again.encode(images()).mean, model.encode(images()).mean)
 
 
@@ -247,9 +251,10 @@ def test_a_model_with_it_comes_back_from_its_file(room: str, kind: str, tmp_path
 @pytest.mark.parametrize(("room", "kind"), EVERY)
 def test_the_doctor_finds_a_model_with_it_sound(room: str, kind: str):
     model = model_of(room, kind)
+    views = 2 if any(term.reads_views for term in model.terms) else 1
     subject = Subject(
-        model=model, images=images(2), numbers=torch.arange(64), seed=0, mask_ratio=model.masking.ratio,
-        betas=(0.9, 0.95), weight_decay=0.05,
+        model=model, images=images(2 * views), numbers=torch.arange(64), seed=0, mask_ratio=model.masking.ratio,
+        betas=(0.9, 0.95), weight_decay=0.05, views=views,
     )  # fmt: skip
     stops = {finding.name: finding.value for finding in check_model(subject) if finding.level == "stop"}
     assert stops == {}

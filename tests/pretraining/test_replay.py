@@ -163,3 +163,9 @@ def test_other_images_are_refused(pretrain: Run, source: Path, monkeypatch: pyte
 def test_where_nothing_was_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 2
     assert "holds no captured step" in capsys.readouterr().err
+
+
+def test_a_step_that_compared_views_is_computed_with_them(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = broken(pretrain, source, monkeypatch, accumulate=2, repeated_aug=2, steps=20, visreg=0.1)
+    found = replay(folder, device="cpu")
+    assert found.reproduced and found.broken_images and any("term_heads" in name for name in found.broken_gradients)

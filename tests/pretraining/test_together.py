@@ -68,6 +68,18 @@ def test_what_is_compared_over_a_batch_is_so_over_all_processes(runs: Path):
         assert together["terms"] == pytest.approx(alone["terms"], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["views", "views-divided"])
+def test_views_are_compared_over_all_processes(runs: Path, name: str):
+    alone, together = (loss_rows(read_rows(runs / run / "metrics.jsonl")) for run in ("views-alone", name))
+    assert codes(runs, name) == [0, 0] and {"visreg", "sigreg", "infonce", "vicreg"} < alone[0]["terms"].keys()
+    for one, other in zip(alone, together, strict=True):
+        assert other["terms"] == pytest.approx(one["terms"], rel=1e-5, abs=1e-6)
+    weights = [load_file(runs / run / "checkpoints/step-00000006/model.safetensors") for run in ("views-alone", name)]
+    assert any(key.startswith("term_heads.") for key in weights[0]) and weights[0].keys() == weights[1].keys()
+    for key in weights[0]:
+        torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-4)
+
+
 def test_orthogonal_steps_of_a_divided_model_are_those_of_a_whole_one(runs: Path):
     assert codes(runs, "muon-divided") == [0, 0]
     assert losses(runs / "muon-divided") == pytest.approx(losses(runs / "muon-alone"), rel=1e-4)  # bf16, on some CPUs

@@ -31,6 +31,8 @@ OPTIONS: dict[str, Any] = {**kills.OPTIONS, "steps": 16}
 FSDP = {"shard": True}
 IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
 """The images of a batch are compared with each other, and how much of them is hidden changes."""
+VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated_aug": 2, "accumulate": 2}
+"""Views of an image are compared, by terms with networks of their own."""
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
@@ -39,6 +41,9 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "compiled": (2, {"compile": True}),
     "improved-alone": (1, IMPROVED),
     "improved": (2, IMPROVED),
+    "views-alone": (1, VIEWS),
+    "views": (2, VIEWS),
+    "views-divided": (2, {**FSDP, **VIEWS}),
     "muon-alone": (1, {"optimizer": "muon"}),
     "muon-divided": (2, {**FSDP, "optimizer": "muon"}),
 }

@@ -176,6 +176,7 @@ def _of_method(config: "MethodConfig", *, without: tuple[str, ...]) -> Iterator[
 def _of_training(summary: Any) -> list[tuple[str, str]]:
     return [
         ("decoder weights", f"{summary.decoder_params:,} parameters, {summary.decoder_flops / 1e9:.3g} GFLOP an image"),
+        *([("weights of terms", f"{summary.term_params:,} parameters")] if summary.term_params else []),
         ("training step", f"{summary.step_flops / 1e9:.3g} GFLOP an image, forward and backward"),
     ]
 

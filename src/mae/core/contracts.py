@@ -13,14 +13,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mae.core.component import Component
-from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, SourceNetwork, take_tokens
+from mae.core.types import Encoded, Layout, MaskPlan, MaskRequest, SourceNetwork
 from mae.errors import UsageError
-
-if TYPE_CHECKING:
-    from mae.core.method import MethodConfig
-
-_MAX_TABLE = 1 << 28
-"""Values of a table of positions: it must fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +120,22 @@ class Batch:
         tokenizer: of the method.
         keys: one a row; None where they are not known.
         views: rows of each sample.
+
+    Raises:
+        UsageError: rows that are no whole samples.
     """
 
     x: Float[Tensor, "B C *size"]
     tokenizer: Tokenizer
     keys: Int64[Tensor, " B"] | None = None
     views: int = 1
+
+    def __post_init__(self) -> None:
+        if self.views < 1 or len(self.x) % self.views:
+            raise UsageError(
+                f"views is {self.views}, and the batch has {len(self.x)} rows; expected as many views of every sample, "
+                "those of one in a row"
+            )
 
     @property
     def layout(self) -> Layout:
@@ -208,6 +212,7 @@ class Step:
         target: true values of the same.
         std: what one unit of the target is in the samples' own unit; None: the same, or a target that is no pixels.
         taught: the teacher's outputs.
+        projected: what the term's own head made, see `Term.head`; None where it has none.
     """
 
     batch: Batch
@@ -217,14 +222,12 @@ class Step:
     target: Float[Tensor, "B M P"]
     std: Float[Tensor, "B M 1"] | None
     taught: Taught
+    projected: Tensor | None = None
 
     @property
     def features(self) -> Float[Tensor, "B D"]:
         """The mean visible token of each row, float32."""
-        tokens = self.encoded.tokens[:, self.encoded.num_prefix :]
-        if self.encoded.places is None:  # mask tokens stand among them
-            tokens = take_tokens(tokens, self.plan.visible)
-        return tokens.float().mean(dim=1)
+        return self.encoded.mean_visible(self.plan)
 
     def masked_pixels(self) -> Tensor:
         """Where samples are masked, `[B, 1, *size]`, true = masked."""
@@ -257,6 +260,8 @@ class Term(Component):
     Attributes:
         weight: how much it counts; 0: not at all.
         reads_batch: whether it compares samples of a batch, which micro-batches then change.
+        reads_views: whether it compares views of a sample: there must be two or more, and where they are no views of
+            one another, as in evaluation, the term is left out.
         reads_pixels: whether it reads `pixel_error`, which only a target with `to_pixels` has.
         reads_whole: whether it reads samples as wholes, which partial prediction and missing values leave holes in.
         predicts_visible: whether it reads predictions of visible tokens.
@@ -265,6 +270,7 @@ class Term(Component):
 
     slot: ClassVar[str] = "term"
     reads_batch: ClassVar[bool] = False
+    reads_views: ClassVar[bool] = False
     reads_pixels: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -276,6 +282,25 @@ class Term(Component):
     def predicts_visible(self) -> bool:
         """Whether predictions of visible tokens are read."""
         return False
+
+    @property
+    def reads_cls(self) -> bool:
+        """Whether the class token is read."""
+        return False
+
+    def head(self, encoder: Any) -> nn.Module | None:
+        """A network of the term's own, from what the encoder made to what the term compares; None: it has none.
+
+        It is called with an `Encoded` and its `MaskPlan`, and its result is the term's `Step.projected`. Its weights
+        are trained with the model's: they are in checkpoints and in the model's file, and in no export.
+
+        Args:
+            encoder: the network it reads.
+
+        Returns:
+            The network, with fresh weights from PyTorch's global generator.
+        """
+        return None
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """A scalar, float32, not multiplied by `weight`."""
@@ -290,6 +315,7 @@ class Encoder(Component):
         embed_dim: width of a token.
         depth: blocks.
         mask_tokens: whether mask tokens stand where patches are masked, instead of nothing.
+        cls_token: whether a class token leads the sequence.
     """
 
     slot: ClassVar[str] = "encoder"
@@ -298,6 +324,7 @@ class Encoder(Component):
         embed_dim: Any
         depth: Any
         mask_tokens: Any
+        cls_token: Any
 
     def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
         """The network, with fresh weights from PyTorch's global generator."""
@@ -426,58 +453,3 @@ class Adapter(Component):
     def merge(self, encoder: nn.Module) -> None:
         """Make the encoder plain again in place; it computes the same as before, all of it is free to be trained."""
         raise NotImplementedError
-
-
-def check_method(method: "MethodConfig") -> None:
-    """Refuse components that do not fit each other.
-
-    Raises:
-        UsageError: they do not.
-    """
-    layout, mask, target = method.tokenizer.layout, method.mask, method.target
-    width = max(value for _, part in method.components() if (value := getattr(part, "embed_dim", 0)) >= 0)
-    if layout.num_tokens * width > _MAX_TABLE:
-        raise UsageError(
-            f"img_size {layout.size} in patches of {layout.patch} makes {layout.num_tokens} tokens; of width {width} "
-            f"at most {_MAX_TABLE // width}"
-        )
-    whole = [part.kind for part in (target, *method.terms) if part.reads_whole]
-    for kind in whole:
-        if method.tokenizer.nodata is not None:
-            raise UsageError(f"{kind} reads whole samples, and those have gaps where no data is; leave it out")
-    for term in method.terms:
-        if term.reads_whole and not mask.predicts_all:
-            raise UsageError(
-                f"{term.kind} reads whole samples, and the mask leaves masked patches out of the prediction; leave one "
-                "of the two out"
-            )
-        if term.reads_pixels and target.to_pixels is None:
-            raise UsageError(
-                f"{term.kind} compares pixels, and the target {target.kind} has none; leave one of them out"
-            )
-    for part in (target, *method.terms):
-        if missing := sorted(part.needs - method.gives.keys()):
-            raise UsageError(
-                f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
-            )
-    if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
-        have = "" if method.encoder.mask_tokens else "no "
-        raise UsageError(
-            f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
-            f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
-        )
-    if "scores" in mask.reads:
-        _check_scores(method)
-    mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
-    target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
-
-
-def _check_scores(method: "MethodConfig") -> None:
-    kind = method.mask.kind
-    if method.teacher is None or not method.teacher.gives_scores:
-        raise UsageError(f"mask {kind} follows a teacher's attention; choose one that gives it with --teacher ema")
-    if not method.encoder.cls_token:
-        raise UsageError(
-            f"mask {kind} follows the attention of the teacher's class token, and the encoder has none; leave out "
-            "--no-cls-token"
-        )

@@ -64,7 +64,7 @@ class MethodConfig:
     adapter: "contracts.Adapter | None" = None
 
     def __post_init__(self) -> None:
-        from mae.core.contracts import check_method
+        from mae.core.compatibility import check_method
 
         # A term that counts for nothing is none; their order is that of the room, where others come last.
         place = {kind: number for number, kind in enumerate(kinds("terms"))}

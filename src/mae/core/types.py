@@ -179,6 +179,13 @@ class Encoded:
         """The last level."""
         return self.levels[-1]
 
+    def mean_visible(self, plan: MaskPlan) -> Float[Tensor, "B D"]:
+        """The mean visible token of each row, float32."""
+        tokens = self.tokens[:, self.num_prefix :]
+        if self.places is None:  # mask tokens stand among them
+            tokens = take_tokens(tokens, plan.visible)
+        return tokens.float().mean(dim=1)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MAEOutput:

@@ -210,7 +210,8 @@ class MAEEncoder(nn.Module):
         Raises:
             UsageError: see `encode`.
         """
-        x, last = self._embed(images, None), self.blocks[-1]
+        last: Any = self.blocks[-1]
+        x = self._embed(images, None)
         for block in self.blocks[:-1]:
             x = self.blocks.through(block, x)
         weights = last.attn.weights(last.norm1(x), queries=self.num_prefix)

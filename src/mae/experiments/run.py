@@ -48,7 +48,7 @@ _FIXED = (
 )
 """Options that no two variants may differ in: those of the encoder, and how much it is trained."""
 
-_DECIDE_CROPS = ("batch_size", "epochs", "steps", "repeated_aug", "crop_scale")
+_DECIDE_CROPS = ("batch_size", "epochs", "steps", "repeated_aug", "crop_scale", "color_jitter", "grayscale")
 """Options that decide which crops a variant gets in which step."""
 
 

@@ -1,6 +1,7 @@
 """The masked autoencoder (He et al. 2021): mask most patches, encode the rest, predict what was masked."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         masking: chooses what is masked.
         target: what must be predicted.
         loss: distance of prediction and target.
-        terms: what is added to the loss.
+        terms: what is added to the loss; the networks of those that have one are in `self.term_heads`, by kind.
         reads_levels: whether the decoder reads all the encoder's levels, see `Decoder.reads`.
         teacher: what target and terms may read the outputs of; its network is `self.teacher`.
         config: what it was built from, written into the model's file; None for parts put together by hand.
@@ -56,6 +57,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         self.target = target
         self.loss = loss
         self.terms = tuple(terms)
+        heads = {term.kind: term.head(encoder) for term in self.terms}
+        self.term_heads = nn.ModuleDict({kind: head for kind, head in heads.items() if head is not None})
         self.reads_levels = reads_levels
         self._teacher_component = teacher
         # No submodule: it is trained by no optimizer, and stands in no model's file.
@@ -110,27 +113,53 @@ class MaskedAutoencoder(PretrainedEncoder):
             plan: the mask in full. Training passes it: only the tokens in `plan.predicted` are then predicted,
                 while otherwise the output holds a prediction for visible patches too (which nothing trains).
             keys: of the rows, for targets and terms that read them.
-            views: rows of each image.
+            views: rows of each image. With one, terms that compare views are left out in evaluation mode.
 
         Raises:
-            UsageError: images or mask of a wrong shape, a mask that masks nothing or all.
+            UsageError: images or mask of a wrong shape, a mask that masks nothing or all; one view, in training mode,
+                where a term compares views.
         """
-        layout = self.tokenizer.layout_of(images)
+        layout, terms = self.tokenizer.layout_of(images), self._terms_of(views)
         if plan is not None and not (mask is None and generator is None):
             raise UsageError("give at most one of mask, generator and plan")
         if plan is None:
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
-        elif any(term.predicts_visible for term in self.terms):
+        elif any(term.predicts_visible for term in terms):
             plan = plan.predict_all()
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch)
         encoded = self.encoded(images, plan)
         prediction = self.decoder(encoded, plan, layout)
+        projected = {t.kind: self.term_heads[t.kind](encoded, plan) for t in terms if t.kind in self.term_heads}
         with torch.autocast(images.device.type, enabled=False):
-            terms = self._compare(batch, plan, encoded, prediction, taught=taught)
-        weights = {term.kind: term.weight for term in self.terms}
-        loss = torch.stack([weights.get(name, 1.0) * value for name, value in terms.items()]).sum()
-        return MAEOutput(loss=loss, terms=terms, prediction=prediction, plan=plan, latent=encoded.tokens)
+            reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
+            values = {t.kind: t(replace(step, projected=projected.get(t.kind))) for t in terms}
+        weighted = [reconstruction, *(term.weight * values[term.kind] for term in terms)]
+        return MAEOutput(
+            loss=torch.stack(weighted).sum(),
+            terms={"reconstruction": reconstruction, **values},
+            prediction=prediction,
+            plan=plan,
+            latent=encoded.tokens,
+        )
+
+    def keep_terms(self, terms: Sequence[Term]) -> None:
+        """Go on with these of its terms alone; the networks of the others go too."""
+        self.terms = tuple(terms)
+        kept = {term.kind for term in self.terms}
+        self.term_heads = nn.ModuleDict({kind: head for kind, head in self.term_heads.items() if kind in kept})
+
+    def _terms_of(self, views: int) -> tuple[Term, ...]:
+        """The terms that have something to compare where there are so many views of each image."""
+        if views > 1:
+            return self.terms
+        for term in self.terms if self.training else ():
+            if term.reads_views:
+                raise UsageError(
+                    f"{term.kind} compares views of an image, and views is {views}; give two or more of each image, in "
+                    "a row, and their number as views, as mae pretrain --repeated-aug 2 does"
+                )
+        return tuple(term for term in self.terms if not term.reads_views)
 
     def scores(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N"] | None:
         """What the mask reads of the teacher's attention; None where it reads nothing of it."""
@@ -183,18 +212,17 @@ class MaskedAutoencoder(PretrainedEncoder):
 
     def _compare(
         self, batch: Batch, plan: MaskPlan, encoded: Encoded, prediction: Float[Tensor, "B M P"], *, taught: Taught
-    ) -> dict[str, Float[Tensor, ""]]:
-        """The reconstruction loss and the terms, by name."""
+    ) -> tuple[Float[Tensor, ""], Step]:
+        """The reconstruction loss, and what the terms read."""
         std = None
         if any(term.reads_pixels for term in self.terms):
             target, std = self.target.with_std(batch, plan.predicted)  # type: ignore[attr-defined]
         else:
             target = self.target(batch, plan.predicted, taught)
-        found = {"reconstruction": self.loss(prediction, target, plan.weight)}
         step = Step(
             batch=batch, plan=plan, encoded=encoded, prediction=prediction, target=target, std=std, taught=taught
         )
-        return found | {term.kind: term(step) for term in self.terms}
+        return self.loss(prediction, target, plan.weight), step
 
     def plan(
         self,

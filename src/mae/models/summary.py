@@ -24,6 +24,7 @@ class ModelSummary:
     Attributes:
         encoder_params: trained values of the encoder.
         decoder_params: trained values of the decoder.
+        term_params: trained values of networks that terms have of their own.
         encoder_positions: values of the encoder's position table; among `encoder_params` only if learned.
         decoder_positions: likewise for the decoder.
         encoder_flops: operations per image of the encoder on visible tokens, forward only.
@@ -35,6 +36,7 @@ class ModelSummary:
 
     encoder_params: int
     decoder_params: int
+    term_params: int
     encoder_positions: int
     decoder_positions: int
     encoder_flops: int
@@ -46,7 +48,7 @@ class ModelSummary:
     @property
     def params(self) -> int:
         """Trained values of the whole model."""
-        return self.encoder_params + self.decoder_params
+        return self.encoder_params + self.decoder_params + self.term_params
 
 
 def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
@@ -67,18 +69,25 @@ def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
         images = torch.empty(1, layout.channels, *layout.size)
         plan = twin.plan(images)
         predicted = torch.empty(plan.predicted.numel(), decoder_width := twin.decoder.pred.in_features)
-    encoder, decoder = twin.encoder, twin.decoder
+    encoder, decoder, heads = twin.encoder, twin.decoder, twin.term_heads.values()
     encoded = twin.encoded(images, plan)
+
+    def step() -> None:
+        # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
+        seen = twin.encoded(images, plan)
+        found = [decoder(seen, plan, layout), *(head(seen, plan) for head in heads)]
+        torch.stack([values.sum() for values in found]).sum().backward()
+
     return ModelSummary(
         encoder_params=_num_trained(encoder),
         decoder_params=_num_trained(decoder),
+        term_params=_num_trained(twin.term_heads),
         encoder_positions=layout.num_tokens * encoder.embed_dim,
         decoder_positions=layout.num_tokens * decoder_width if hasattr(decoder, "pos_embed") else 0,
         encoder_flops=_flops(lambda: encoder(images, plan)),
         decoder_flops=_flops(lambda: decoder(encoded, plan, layout)),
         head_flops=_flops(lambda: decoder.pred(predicted)),
-        # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
-        step_flops=_flops(lambda: decoder(twin.encoded(images, plan), plan, layout).sum().backward()),
+        step_flops=_flops(step),
         encode_flops=_flops(lambda: encoder(images)),
     )
 

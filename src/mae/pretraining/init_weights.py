@@ -106,8 +106,9 @@ def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
     source, size = start.model, model.config.tokenizer.img_size
     if size != start.config.tokenizer.img_size:
         source, _ = resized(source, size)
-    fresh = fresh_part(start, model.config)
     own = model.state_dict()
+    # How it was trained is no property of the weights: heads of terms begin anew.
+    fresh = (*fresh_part(start, model.config), "term_heads.")
     taken = {name: tensor for name, tensor in source.state_dict().items() if name in own and not name.startswith(fresh)}
     model.load_state_dict({**own, **taken})
 

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from mae.config import RunConfig, is_changeable
+from mae.config import RunConfig, as_flag, is_changeable
+from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
 from mae.core.method import MethodConfig
 from mae.core.types import SourceNetwork
@@ -103,6 +104,12 @@ class RunContext:
         return _micro_batch(self.config, self.world)
 
     @property
+    def compared_views(self) -> int:
+        """Crops of each image that a term compares with each other; 1 where crops count as images."""
+        reads_views = any(term.reads_views for term in self.method.terms)
+        return self.config.data.repeated_aug if reads_views else 1
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return total_steps(self.config, len(self.images))
@@ -115,7 +122,7 @@ class RunContext:
     @property
     def augmentation(self) -> Augmentation:
         """How training images are cropped."""
-        return Augmentation(scale=self.config.data.crop_scale)
+        return augmentation_of(self.config)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Channel mean and std `[C]` on the run's device."""
@@ -230,18 +237,32 @@ def resolve_config(
         method.mask.num_visible(method.layout, config.optim.mask_start)
     if config.machine.shard and config.optim.precision == "fp16":
         raise UsageError("--shard trains in bf16 or fp32, and --precision is fp16; give one of these")
-    for kind in terms_of_batch(config):
-        if _micro_batch(config, world) * world.size < 2:
-            raise UsageError(
-                f"--{kind} compares the images of a batch, and --batch-size {config.optim.batch_size} in --accumulate "
-                f"{config.machine.accumulate} micro-batches leaves one; use larger batches or fewer micro-batches"
-            )
-        if config.data.repeated_aug > 1:
-            raise UsageError(
-                f"--{kind} drives the images of a batch apart, and with --repeated-aug {config.data.repeated_aug} some "
-                "are views of the same image; leave one of the two out"
-            )
+    for term in method.terms:
+        _check_compared(term, config, world)
     return config
+
+
+def _check_compared(term: Term, config: RunConfig, world: World) -> None:
+    """Refuse a term that would have too little to compare, or compare what it must not."""
+    flag, views = as_flag(term.kind), config.data.repeated_aug
+    if term.reads_views and views < 2:
+        raise UsageError(
+            f"{flag} compares views of an image, and --repeated-aug is {views}; make two crops of each image or more, "
+            "each with its own mask: --repeated-aug 2"
+        )
+    images = _micro_batch(config, world) * world.size // views
+    if term.reads_batch and images < 2:
+        in_views = "" if views == 1 else f" in --repeated-aug {views} views of each image"
+        raise UsageError(
+            f"{flag} compares the images of a batch, and --batch-size {config.optim.batch_size} in --accumulate "
+            f"{config.machine.accumulate} micro-batches{in_views} leaves {images}; expected 2 at least, and its value "
+            "says the more the more there are: use larger batches or fewer micro-batches"
+        )
+    if term.reads_batch and not term.reads_views and views > 1:
+        raise UsageError(
+            f"{flag} drives the images of a batch apart, and with --repeated-aug {views} some are views of the same "
+            "image; leave one of the two out"
+        )
 
 
 def terms_of_batch(config: RunConfig) -> list[str]:
@@ -307,6 +328,12 @@ def images_per_step(config: RunConfig) -> int:
     """Different images in a batch of a resolved run; each is in it as often as the run has views of it."""
     assert config.optim.batch_size is not None
     return config.optim.batch_size // config.data.repeated_aug
+
+
+def augmentation_of(config: RunConfig) -> Augmentation:
+    """How training images of a run are cropped and changed."""
+    data = config.data
+    return Augmentation(scale=data.crop_scale, color_jitter=data.color_jitter, grayscale=data.grayscale)
 
 
 def ratio_schedule(config: RunConfig) -> RatioSchedule:

@@ -119,7 +119,10 @@ def _describe_statistics(prepared: RunContext) -> str:
 def _describe_crops(prepared: RunContext) -> str:
     config = prepared.method
     (height, width), (rows, columns) = config.layout.size, config.layout.grid
-    return f"{height}x{width} pixels in {rows}x{columns} patches, {_describe_ratio(prepared)}"
+    data = prepared.config.data
+    colours = f", colour jitter {data.color_jitter:g}" if data.color_jitter else ""
+    colours += f", {data.grayscale:.3g} of them grey" if data.grayscale else ""
+    return f"{height}x{width} pixels in {rows}x{columns} patches{colours}, {_describe_ratio(prepared)}"
 
 
 def _describe_ratio(prepared: RunContext) -> str:
@@ -136,7 +139,9 @@ def _describe_ratio(prepared: RunContext) -> str:
 def _describe_objective(prepared: RunContext, model: MaskedAutoencoder) -> str:
     """Target and terms, each with its weight."""
     config = prepared.method
-    images = f" over {prepared.part_size * prepared.world.size} images"
+    views = prepared.compared_views
+    images = f" over {prepared.part_size * prepared.world.size // views} images"
+    images += "" if views == 1 else f" in {views} views"
     terms = [f"{term.weight:g} x {term.kind}{images if term.reads_batch else ''}" for term in config.terms]
     return f"target: {_describe(config.target)}; loss: " + " + ".join([f"{config.loss.kind} reconstruction", *terms])
 

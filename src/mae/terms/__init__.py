@@ -4,4 +4,8 @@ KINDS = {
     "laplacian": "laplacian.LaplacianError",
     "focal_frequency": "focal_frequency.FocalFrequencyError",
     "uniformity": "uniformity.Uniformity",
+    "sigreg": "sigreg.SIGReg",
+    "visreg": "visreg.VISReg",
+    "infonce": "infonce.InfoNCE",
+    "vicreg": "vicreg.VICReg",
 }

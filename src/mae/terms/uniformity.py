@@ -5,37 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from mae.core.component import Weight
 from mae.core.contracts import Step, Term
-
-
-def gather_features(features: Float[Tensor, "b D"]) -> Float[Tensor, "B D"]:
-    """The rows of all processes, in order of rank; those of other processes are constants here.
-
-    The gradient of this process's own rows is multiplied by the number of processes. If every process computes
-    the same value from the result, the mean that DistributedDataParallel takes over processes is then the
-    gradient of one process with all rows: each adds the part that runs through its own rows, and the parts
-    are complete. It is what a gather whose backward sums over processes gives, without another exchange in
-    the backward pass.
-
-    Every process must call this, with equally many rows. Where gradients are off nothing is gathered: pictures and
-    checks are made by one process alone, and it must not wait for the others.
-    """
-    if not (dist.is_available() and dist.is_initialized() and torch.is_grad_enabled()):
-        return features
-    processes = dist.get_world_size()
-    if processes == 1:
-        return features
-    constant = features.detach().contiguous()
-    rows = [torch.empty_like(constant) for _ in range(processes)]
-    dist.all_gather(rows, constant)
-    rows[dist.get_rank()] = features + (processes - 1) * (features - constant)  # adds 0, and gradient
-    return torch.cat(rows)
+from mae.terms.together import gather_features
 
 
 @dataclass(frozen=True, kw_only=True)

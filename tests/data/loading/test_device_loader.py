@@ -101,6 +101,9 @@ def test_what_cannot_lie_in_one_tensor_is_refused(tmp_path):
     augmented = loader(image_set(), augmentation=Augmentation(rand_augment=True))
     with pytest.raises(UsageError, match="are to be changed by RandAugment"):
         DeviceLoader(loader=augmented, device=CPU)
+    coloured = loader(image_set(), augmentation=Augmentation(color_jitter=1))
+    with pytest.raises(UsageError, match="are to change colours .--color-jitter, --grayscale., which the loader does"):
+        DeviceLoader(loader=coloured, device=CPU)
     with pytest.raises(UsageError, match="--cache-on-device needs 64-bit floats, which MPS does not support"):
         DeviceLoader(loader=loader(image_set()), device=torch.device("mps"))
 

@@ -32,7 +32,15 @@ from mae.data.loading.sampler import AllBut, BlockShuffle, RankOrder
 from mae.data.loading.worker import CropDataset
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
-from mae.modalities.images.crop import Augmentation, central_crop, rand_augment, random_crop_boxes, resized_crop
+from mae.modalities.images.crop import (
+    Augmentation,
+    central_crop,
+    change_colours,
+    colour_changes,
+    rand_augment,
+    random_crop_boxes,
+    resized_crop,
+)
 from mae.randomness import Stream, permutation, sample_keys, seeds, uniform
 
 
@@ -309,6 +317,41 @@ def test_augmentation_follows_each_samples_key(workers):
             (box,), (flip,) = random_crop_boxes(key, *torch.tensor(shown.shape[1:]).reshape(2, 1), how)
             crop = resized_crop(shown, tuple(box.tolist()), bool(flip), (16, 12))
             assert torch.equal(image, rand_augment(crop, *seeds(key, Stream.AUGMENT)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("changes", [{}, {"color_jitter": 0.5, "grayscale": 0.3}])
+def test_colours_change_by_key_and_only_where_they_are_to(changes, workers):
+    images, how = image_set(), Augmentation(**changes)
+    for batch in taken(loader(images, augmentation=how, views=2, workers=workers), 3):
+        found = colour_changes(batch.keys, how)
+        assert any(found) == bool(changes)
+        for number, key, crop, some in zip(batch.ids.tolist(), batch.keys, batch.images, found, strict=True):
+            shown, key = images.get(number), key.reshape(1)
+            (box,), (flip,) = random_crop_boxes(key, *torch.tensor(shown.shape[1:]).reshape(2, 1), Augmentation())
+            plain = resized_crop(shown, tuple(box.tolist()), bool(flip), (16, 12))
+            assert torch.equal(crop, change_colours(plain, some))
+
+
+@pytest.mark.parametrize("option", ["color_jitter", "grayscale"])
+@pytest.mark.parametrize(
+    ("channels", "kind", "names", "what"),
+    [
+        (4, "u1", None, "4 channels"),
+        (1, "u1", None, "1 channel"),
+        (3, "u2", None, "values of type uint16"),
+        (3, "u1", ("B08", "B04", "B03"), "channels called B08, B04, B03"),
+    ],
+)
+def test_colours_are_those_of_8_bit_rgb(channels, kind, names, what, option):
+    images = load_images(Pictures([noise(8, 8, channels).astype(kind)] * 8), in_chans=None, channels=names)
+    with pytest.raises(UsageError, match=f"^--color-jitter and --grayscale change the .* pictures have {what}: leave"):
+        loader(images, augmentation=Augmentation(**{option: 0.5}))
+
+
+def test_colours_may_be_named():
+    images = load_images(Pictures([noise(8, 8, 3)] * 8), in_chans=None, channels=("red", "green", "blue"))
+    assert len(taken(loader(images, augmentation=Augmentation(color_jitter=1)), 1)) == 1
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(4, "u1"), (3, "u2"), (1, "f4")])

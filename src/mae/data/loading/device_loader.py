@@ -35,7 +35,7 @@ class DeviceLoader:
 
         Raises:
             UsageError: a device of another kind than CUDA and CPUs; images that are not in memory, of several sizes or
-                with missing values; or RandAugment.
+                with missing values; or crops whose colours change, as by RandAugment.
         """
         if self.device.type == "mps":
             raise UsageError("--cache-on-device needs 64-bit floats, which MPS does not support: leave the option out")
@@ -55,6 +55,8 @@ class DeviceLoader:
             return f"are {smallest[1]}x{smallest[0]} to {largest[1]}x{largest[0]} pixels"
         if images.nodata is not None:
             return "have missing values"
+        if self.loader.augmentation.changes_colours:
+            return "are to change colours (--color-jitter, --grayscale), which the loader does"
         return "are to be changed by RandAugment" if self.loader.augmentation.rand_augment else ""
 
     def order(self) -> RankOrder:

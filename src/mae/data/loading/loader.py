@@ -107,7 +107,8 @@ class TrainingLoader:
         """Refuses settings that cannot work.
 
         Raises:
-            UsageError: the batch is larger than the set or does not divide, or RandAugment cannot change the images.
+            UsageError: the batch is larger than the set or does not divide, or the images are none that RandAugment, or
+                other colours, can be made of.
         """
         if self.batch_size // self.views > len(self._chosen()):
             raise UsageError(
@@ -125,6 +126,11 @@ class TrainingLoader:
             raise UsageError(
                 f"{images.name} has images of {images.channels} channels and type {images.dtype}; RandAugment is made "
                 f"for uint8 images of 1 or 3 channels: turn rand_augment off"
+            )
+        if self.augmentation.changes_colours and (found := _unlike_rgb(images)):
+            raise UsageError(
+                f"--color-jitter and --grayscale change the colours of 8-bit images in red, green and blue; those of "
+                f"{images.name} have {found}: leave both options out"
             )
 
     def _chosen(self) -> Numbers:
@@ -224,6 +230,17 @@ class TrainingLoader:
             collate_fn=_unchanged,
             worker_init_fn=_prepare_worker,
         )
+
+
+def _unlike_rgb(images: ImageSet) -> str:
+    """What images have instead of red, green and blue of 8 bits each; empty: they have these."""
+    names = images.channel_names
+    if images.channels != 3:
+        return "1 channel" if images.channels == 1 else f"{images.channels} channels"
+    if images.dtype != np.uint8:
+        return f"values of type {images.dtype}"
+    named_so = names is None or [name[:1].casefold() for name in names] == ["r", "g", "b"]
+    return "" if named_so else f"channels called {', '.join(names or ())}"
 
 
 def _unchanged(piece: Any) -> Any:

@@ -13,7 +13,14 @@ from mae.data.dataset.images import ImageSet
 from mae.data.decode.limits import UnreadableImage
 from mae.data.loading.sampler import Numbers
 from mae.errors import MAEError
-from mae.modalities.images.crop import Augmentation, rand_augment, random_crop_boxes, resized_crop
+from mae.modalities.images.crop import (
+    Augmentation,
+    change_colours,
+    colour_changes,
+    rand_augment,
+    random_crop_boxes,
+    resized_crop,
+)
 from mae.randomness import Stream, seeds, uniform
 
 REPLACEMENTS = 16
@@ -110,6 +117,9 @@ class CropDataset(Dataset[Piece]):
             resized_crop(image, tuple(box), flip, self._img_size)
             for image, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
         ]
+        if self._augmentation.changes_colours:
+            changes = colour_changes(keys, self._augmentation)
+            crops = [change_colours(crop, some) for crop, some in zip(crops, changes, strict=True)]
         if self._augmentation.rand_augment:
             crops = [rand_augment(crop, seed) for crop, seed in zip(crops, seeds(keys, Stream.AUGMENT), strict=True)]
         return torch.stack(crops)

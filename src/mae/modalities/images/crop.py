@@ -13,13 +13,18 @@ from torch.nn.functional import interpolate
 from mae.errors import UsageError
 from mae.randomness import Stream, drawing_from, uniform
 
-if TYPE_CHECKING:  # torchvision takes longer to import than everything else here, and only RandAugment needs it
+if TYPE_CHECKING:  # torchvision takes longer to import than everything else here, and few crops need it
     from torchvision.transforms.v2 import RandAugment
 
 _OPERATIONS, _OPERATION_PROBABILITY = 2, 0.5
 _LEVELS = 100  # the strongest of RandAugment's levels
 _LEVEL_MEAN, _LEVEL_SPREAD = 90, 5  # magnitude 9 and its std 0.5 on timm's scale of ten
 _GREY = 128
+_COLOURS = ("brightness", "contrast", "saturation", "hue")
+_COLOUR_REACH = (0.8, 0.8, 0.8, 0.2)
+_JITTERED = 0.8  # of the crops
+LARGEST_JITTER = 0.5 / _COLOUR_REACH[-1]
+"""Hue is a circle, which a half of it on either side covers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +40,28 @@ class Augmentation:
             central crop with a ratio inside the bounds is taken. With 1 they are drawn once and the sides limited to
             the image's: the official linear probe's crop.
         rand_augment: also change colours and geometry, see `rand_augment`; for uint8 images of 1 or 3 channels.
+        color_jitter: how strongly to change colours, see `colour_changes`; for uint8 images in red, green and blue.
+        grayscale: share of the crops that are made grey, in [0, 1]; likewise.
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     draws: int = 10
     rand_augment: bool = False
+    color_jitter: float = 0.0
+    grayscale: float = 0.0
+
+    @property
+    def changes_colours(self) -> bool:
+        """Whether it needs colours."""
+        return self.color_jitter > 0 or self.grayscale > 0
 
     def __post_init__(self) -> None:
         """Refuses bounds that hold no crop.
 
         Raises:
-            UsageError: an area outside (0, 1], a ratio that is not positive, bounds in the wrong order, no draw.
+            UsageError: an area outside (0, 1], a ratio that is not positive, bounds in the wrong order, no draw, a
+                strength or share of colour changes out of range.
         """
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UsageError(f"scale is {self.scale}; expected two shares of the image's area, 0 < low <= high <= 1")
@@ -54,6 +69,10 @@ class Augmentation:
             raise UsageError(f"ratio is {self.ratio}; expected two values of width / height, 0 < low <= high")
         if self.draws < 1:
             raise UsageError(f"draws is {self.draws}; expected 1 or more")
+        if not 0 <= self.color_jitter <= LARGEST_JITTER:
+            raise UsageError(f"color_jitter is {self.color_jitter}; expected 0 to {LARGEST_JITTER}")
+        if not 0 <= self.grayscale <= 1:
+            raise UsageError(f"grayscale is {self.grayscale}; expected a share of the crops, 0 to 1")
 
 
 def random_crop_boxes(
@@ -167,6 +186,45 @@ def resize(
     if image.shape[-2:] == size:
         return image
     return interpolate(image.unsqueeze(0), size, mode=interpolation, align_corners=False, antialias=True).squeeze(0)
+
+
+def colour_changes(keys: Int64[Tensor, " B"], how: Augmentation) -> list[list[tuple[str, float]]]:
+    """What is done to the colours of each crop, in order: SimCLR's distortion (Chen et al. 2020, appendix A).
+
+    With a probability of 0.8 brightness, contrast and saturation are multiplied by factors from 1 - 0.8 s to 1 + 0.8 s,
+    none below 0, and hue is turned by -0.2 s to 0.2 s of its circle, all drawn uniformly, in a random order; s is
+    `how.color_jitter`. Then a share of the crops, `how.grayscale`, is made grey: saturation 0.
+
+    Args:
+        keys: the crops' keys; the changes depend on them alone.
+        how: how strongly, and how many crops are made grey.
+
+    Returns:
+        For each crop the names of what is adjusted, and by which factors.
+    """
+    numbers = uniform(keys, 2 + 2 * len(_COLOURS), Stream.COLOUR)
+    reach = how.color_jitter * torch.tensor(_COLOUR_REACH)
+    middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    low, high = middle - reach, middle + reach
+    low[:-1].clamp_(min=0)
+    jittered, greyed = (numbers[:, 0] < _JITTERED) & (how.color_jitter > 0), numbers[:, 1] < how.grayscale
+    at, order = numbers[:, 2:].chunk(2, dim=1)
+    factors = (low + (high - low) * at).tolist()
+    return [
+        [(_COLOURS[each], factors[row][each]) for each in places if jitter] + [("saturation", 0.0)] * grey
+        for row, (places, jitter, grey) in enumerate(
+            zip(order.argsort(dim=1).tolist(), jittered.tolist(), greyed.tolist(), strict=True)
+        )
+    ]
+
+
+def change_colours(image: UInt8[Tensor, "C H W"], changes: list[tuple[str, float]]) -> UInt8[Tensor, "C H W"]:
+    """An image in red, green and blue with some of `colour_changes`, by torchvision."""
+    from torchvision.transforms.v2 import functional as F
+
+    for name, factor in changes:
+        image = getattr(F, f"adjust_{name}")(image, factor)
+    return image
 
 
 def rand_augment(image: UInt8[Tensor, "C H W"], seed: int) -> UInt8[Tensor, "C H W"]:

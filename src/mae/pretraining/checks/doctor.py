@@ -96,7 +96,7 @@ def examine(prepared: RunContext, model: MaskedAutoencoder) -> Diagnosis:
         method = replace(prepared.method, terms=alone)
         prepared = replace(prepared, config=replace(prepared.config, method=method), world=World())
         model = copy.deepcopy(model)
-        model.terms = alone
+        model.keep_terms(alone)
     findings = [
         *check_model(_subject(prepared, model)),
         *_data(prepared),
@@ -166,14 +166,15 @@ def refuse(diagnosis: Diagnosis) -> None:
 
 
 def _subject(prepared: RunContext, model: MaskedAutoencoder) -> Subject:
-    config = prepared.config
-    raw = next(some_images(prepared, _IMAGES, batch_size=_IMAGES).iterate(0))
+    config, views = prepared.config, prepared.compared_views
+    raw = next(some_images(prepared, _IMAGES, batch_size=views * _IMAGES, views=views).iterate(0))
     images = normalise(raw.images.to(prepared.device), *prepared.statistics())
     return Subject(
         model=model,
         images=images.nan_to_num(nan=0.0),  # the checks are of the model: gaps in the data would count against it
         numbers=prepared.trained,
         seed=config.optim.seed,
+        views=views,
         mask_ratio=prepared.method.mask.ratio,
         betas=config.optim.betas,
         weight_decay=config.optim.weight_decay,
@@ -262,7 +263,8 @@ def _cache(prepared: RunContext) -> Iterator[Finding]:
 
 def _machine(prepared: RunContext, model: MaskedAutoencoder) -> list[Finding]:
     """Memory needed beside memory there, and the loader's rate beside the model's."""
-    costs = measure_steps(prepared, part_sizes=_PROBED_PARTS, seconds=_STEP_SECONDS, model=model)
+    sizes = [prepared.compared_views * size for size in _PROBED_PARTS]
+    costs = measure_steps(prepared, part_sizes=sizes, seconds=_STEP_SECONDS, model=model)
     cost = cost_of(costs, prepared.part_size)
     there = available_memory(prepared.device)
     value = f"{cost.peak_bytes / 1e9:.2f} GB for {prepared.part_size} images at once, {there / 1e9:.2f} GB there"

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import comb, prod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mae.core.contracts import Batch
-from mae.core.types import Layout, MaskPlan, MaskRequest
+from mae.core.types import Layout, MAEOutput, MaskPlan, MaskRequest
 from mae.findings import Finding
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.randomness import sample_keys
+from mae.randomness import sample_keys, view_keys
 from mae.training.optimizer import make_optimizer
 
 _MASKED_SAMPLES, _MASKED_EPOCHS = 1024, 2
@@ -41,12 +42,13 @@ class Subject:
 
     Attributes:
         model: on its device, as the run begins with it; no check changes it.
-        images: normalised training crops `[B, C, H, W]`, a few.
+        images: normalised training crops `[B, C, H, W]`, a few; those of one image in a row.
         numbers: the numbers of the images that the run trains on.
         seed: of the run.
         mask_ratio: share hidden, as the run has it on an average step.
         betas: of the optimizer.
         weight_decay: likewise.
+        views: crops of each image.
     """
 
     model: MaskedAutoencoder
@@ -56,6 +58,7 @@ class Subject:
     mask_ratio: float
     betas: tuple[float, float]
     weight_decay: float
+    views: int = 1
 
     @property
     def layout(self) -> Layout:
@@ -70,15 +73,24 @@ class Subject:
 
     def plan(self) -> MaskPlan:
         """A mask for the images, as a step would draw it."""
-        keys = sample_keys(self.seed, 0, self.numbers[: len(self.images)]).to(self.images.device)
         # Not by the model's own `plan`, which is among what is checked.
         scores = self.model.scores(self.images)
-        request = MaskRequest(layout=self.layout, keys=keys, ratio=self.mask_ratio, x=self.images, scores=scores)
+        request = MaskRequest(layout=self.layout, keys=self.keys, ratio=self.mask_ratio, x=self.images, scores=scores)
         return self.model.masking.plan(request)
+
+    @property
+    def keys(self) -> Int64[Tensor, " B"]:
+        """Of the rows of `images`, as a step would have them."""
+        ids = self.numbers[: len(self.images) // self.views]
+        return view_keys(sample_keys(self.seed, 0, ids), self.views).to(self.images.device)
 
     def copied(self) -> MaskedAutoencoder:
         """A copy of the model to train."""
         return copy.deepcopy(self.model).train()
+
+    def output(self, model: MaskedAutoencoder, **options: Any) -> MAEOutput:
+        """What a model, such as a copy, makes of the images; `options` of its forward go over these."""
+        return model(**{"images": self.images, "keys": self.keys, "views": self.views} | options)
 
 
 def check_model(subject: Subject) -> list[Finding]:
@@ -127,7 +139,7 @@ def check_own_mask(subject: Subject) -> Finding:
     """The mask that is asked for is the one used and the one reported."""
     hidden = subject.plan().hidden
     with torch.no_grad():
-        reported = subject.model(subject.images, mask=hidden).mask.bool()
+        reported = subject.output(subject.model, mask=hidden).mask.bool()
     differing = int((reported != hidden).sum())
     value = f"{differing} of {hidden.numel():,} patches differ from the mask that was asked for"
     return _finding("mask reported", differing == 0, value, "the mask is changed on its way through the model")
@@ -161,7 +173,7 @@ def check_encode(subject: Subject) -> Finding:
 def check_gradient(subject: Subject) -> Finding:
     """The loss asks for masked patches, and for nothing else."""
     model = subject.copied()
-    output = model(subject.images, mask=subject.plan().hidden)
+    output = subject.output(model, mask=subject.plan().hidden)
     output.prediction.retain_grad()
     output.loss.backward()
     assert output.prediction.grad is not None
@@ -260,7 +272,8 @@ def check_parts(subject: Subject) -> Finding:
     for parts in (1, 2):
         model = subject.copied()
         for part in torch.arange(2, device=images.device).chunk(parts):
-            (model(images[part], plan=plan.take(part)).loss / parts).backward()
+            some = {"images": images[part], "plan": plan.take(part), "keys": subject.keys[part]}
+            (subject.output(model, **some).loss / parts).backward()
         gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     difference = float(_norm(one - other for one, other in zip(*gradients, strict=True)) / _norm(gradients[0]))
     value = f"gradients differ by {difference:.1e} of their size between one part and two"
@@ -319,7 +332,7 @@ def _optimizer(subject: Subject, model: MaskedAutoencoder) -> torch.optim.Optimi
 
 def _step(model: MaskedAutoencoder, optimizer: torch.optim.Optimizer, subject: Subject) -> float:
     optimizer.zero_grad(set_to_none=True)
-    loss = model(subject.images, plan=subject.plan()).loss
+    loss = subject.output(model, plan=subject.plan()).loss
     loss.backward()
     optimizer.step()
     return float(loss.detach())

@@ -220,11 +220,13 @@ def make_plan(prepared: RunContext, *, hours: float | None, given: Collection[st
 
 def _measure_costs(prepared: RunContext, usable: int) -> list[StepCost]:
     """Of two small parts, then of the run's own or the largest that fits in memory and does not take long."""
-    costs = measure_steps(prepared, part_sizes=_PROBES, seconds=_PROBE_SECONDS)
-    size = min(prepared.part_size, fitting_part_size(costs, usable))
-    while size > max(_PROBES) and cost_of(costs, size).seconds > _STEP_SECONDS:
-        size //= 2
-    if size > max(_PROBES):
+    views = prepared.compared_views
+    probes = [views * size for size in _PROBES]
+    costs = measure_steps(prepared, part_sizes=probes, seconds=_PROBE_SECONDS)
+    size = min(prepared.part_size, fitting_part_size(costs, usable)) // views * views
+    while size > max(probes) and cost_of(costs, size).seconds > _STEP_SECONDS:
+        size = size // 2 // views * views
+    if size > max(probes):
         costs += measure_steps(prepared, part_sizes=[size], seconds=_STEP_SECONDS)
     return costs
 

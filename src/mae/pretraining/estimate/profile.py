@@ -72,7 +72,7 @@ def measure_steps(
 
     Args:
         prepared: the run.
-        part_sizes: how many images to compute at once, one cost each.
+        part_sizes: how many images to compute at once, one cost each; multiples of the run's `compared_views`.
         seconds: to spend in all; two steps of each size are done however long they take, and the second may then be
             what is timed.
         model: copies of it take the steps; None: fresh ones, which for a large one takes seconds to fill.
@@ -150,7 +150,7 @@ class _Step:
         images = normalise(self._crops.to(device), *self._statistics)
         plan = model.plan(images, keys=self._keys, ratio=ratio)
         with autocast(config.optim.precision, device):
-            loss = model(images, plan=plan).loss
+            loss = model(images, plan=plan, keys=self._keys, views=self._prepared.compared_views).loss
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(self._optimizer)
         if config.optim.clip_grad is not None:
@@ -163,9 +163,11 @@ class _Step:
 
 def _crops(prepared: RunContext) -> tuple[Tensor, Tensor]:
     """The first crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
-    with closing(some_images(prepared, _CROPS, batch_size=_CROPS).iterate(0)) as batches:
+    views = prepared.compared_views
+    batch_size = max(_CROPS // views, 1) * views
+    with closing(some_images(prepared, _CROPS, batch_size=batch_size, views=views).iterate(0)) as batches:
         raw = next(batches)
-    return raw.images, raw.keys
+    return raw.images, raw.keys.to(prepared.device)
 
 
 def _ratios(prepared: RunContext) -> tuple[float, float]:

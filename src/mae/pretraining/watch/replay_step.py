@@ -21,11 +21,11 @@ from mae.data.loading.loader import normalise
 from mae.data.loading.worker import CropDataset
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
-from mae.modalities.images.crop import Augmentation
 from mae.models.file import load_model
+from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.capture import CAPTURE, Capture
-from mae.pretraining.resolve import DECIDING_FACTS, images_per_step, unit_of, weights_of
+from mae.pretraining.resolve import DECIDING_FACTS, augmentation_of, images_per_step, unit_of, weights_of
 from mae.pretraining.same_images import check_same
 from mae.pretraining.teacher import open_teacher
 from mae.randomness import sample_keys, view_keys
@@ -93,7 +93,8 @@ def replay(path: Path, *, device: str = "auto") -> Replayed:
     model.hand_in(open_teacher(config, chosen, World(), resume=True)[1])
     if model.teacher is not None and model.teacher.state_dict():
         _load_teacher(model.teacher, capture / TEACHER)
-    return _compute(model, _parts(config, images, found, model, values, chosen), images, values)
+    parts = _parts(config, images, found, model, values, chosen)
+    return _compute(model, parts, images, values, views=config.data.repeated_aug)
 
 
 def _load_teacher(teacher: nn.Module, file: Path) -> None:
@@ -125,7 +126,7 @@ def _find(path: Path) -> Path:
     return captures[-1]
 
 
-_Part = tuple[Tensor, MaskPlan, Int64[Tensor, " b"]]
+_Part = tuple[Tensor, MaskPlan, Int64[Tensor, " b"], Int64[Tensor, " b"]]
 
 
 def _parts(
@@ -136,14 +137,14 @@ def _parts(
     values: Capture,
     device: torch.device,
 ) -> list[_Part]:
-    """Normalised crops of each part of the batch, their masks, and the numbers of the images shown."""
+    """Normalised crops of each part of the batch, their masks, their keys, and the numbers of the images shown."""
     ids = torch.tensor(values.ids)
     keys = view_keys(sample_keys(values.seed, values.epoch, ids), config.data.repeated_aug)
     crops = CropDataset(
         images=images,
         numbers=ids,
         img_size=config.resolved.tokenizer.img_size,
-        augmentation=Augmentation(scale=config.data.crop_scale),
+        augmentation=augmentation_of(config),
     )
     mean, std = torch.tensor([found["mean"], found["std"]], device=device)
     parts = []
@@ -155,19 +156,22 @@ def _parts(
         if piece.images is None:
             raise MAEError(f"{images.name}: images of the step cannot be read any more: {piece.unreadable[0]}")
         normalised = normalise(piece.images.to(device), mean, std)
-        plan = model.plan(normalised, keys=their_keys.to(device), ratio=values.mask_ratio)
-        parts.append((normalised, plan, piece.shown))
+        their_keys = their_keys.to(device)
+        plan = model.plan(normalised, keys=their_keys, ratio=values.mask_ratio)
+        parts.append((normalised, plan, their_keys, piece.shown))
     return parts
 
 
-def _compute(model: MaskedAutoencoder, parts: Sequence[_Part], images: ImageSet, values: Capture) -> Replayed:
+def _compute(
+    model: MaskedAutoencoder, parts: Sequence[_Part], images: ImageSet, values: Capture, *, views: int
+) -> Replayed:
     device = parts[0][0].device
     losses: list[float] = []
     broken: list[str] = []
     with _first_broken(model) as broken_at:
-        for crops, plan, numbers in parts:
+        for crops, plan, keys, numbers in parts:
             with autocast(values.precision, device):
-                loss = model(crops, plan=plan).loss
+                loss = model(crops, plan=plan, keys=keys, views=views).loss
             (loss / len(parts)).backward()
             losses.append(float(loss.detach()))
             broken += [images.item_name(int(numbers[place])) for place in _broken_images(model, crops, plan, values)]
@@ -184,12 +188,11 @@ def _compute(model: MaskedAutoencoder, parts: Sequence[_Part], images: ImageSet,
 
 def _broken_images(model: MaskedAutoencoder, crops: Tensor, plan: MaskPlan, values: Capture) -> Iterator[int]:
     """Places in the batch of images whose own reconstruction is not finite."""
-    for place in range(len(crops)):
-        one = slice(place, place + 1)
-        with torch.no_grad(), autocast(values.precision, crops.device):
-            loss = model(crops[one], plan=plan.take(one)).terms["reconstruction"]
-        if not bool(loss.isfinite()):
-            yield place
+    with undisturbed(model), autocast(values.precision, crops.device):
+        for place in range(len(crops)):
+            one = slice(place, place + 1)
+            if not bool(model(crops[one], plan=plan.take(one)).terms["reconstruction"].isfinite()):
+                yield place
 
 
 @contextmanager

@@ -1,0 +1,76 @@
+"""Whether the components of a method fit each other: told before anything is built."""
+
+from typing import TYPE_CHECKING
+
+from mae.core.contracts import Term
+from mae.errors import UsageError
+
+if TYPE_CHECKING:
+    from mae.core.method import MethodConfig
+
+_MAX_TABLE = 1 << 28
+"""Values of a table of positions: it must fit in memory."""
+
+
+def check_method(method: "MethodConfig") -> None:
+    """Refuse components that do not fit each other.
+
+    Raises:
+        UsageError: they do not.
+    """
+    layout, mask, target = method.tokenizer.layout, method.mask, method.target
+    width = max(value for _, part in method.components() if (value := getattr(part, "embed_dim", 0)) >= 0)
+    if layout.num_tokens * width > _MAX_TABLE:
+        raise UsageError(
+            f"img_size {layout.size} in patches of {layout.patch} makes {layout.num_tokens} tokens; of width {width} "
+            f"at most {_MAX_TABLE // width}"
+        )
+    whole = [part.kind for part in (target, *method.terms) if part.reads_whole]
+    for kind in whole:
+        if method.tokenizer.nodata is not None:
+            raise UsageError(f"{kind} reads whole samples, and those have gaps where no data is; leave it out")
+    for term in method.terms:
+        _check_term(term, method)
+    for part in (target, *method.terms):
+        if missing := sorted(part.needs - method.gives.keys()):
+            raise UsageError(
+                f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
+            )
+    if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
+        have = "" if method.encoder.mask_tokens else "no "
+        raise UsageError(
+            f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
+            f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
+        )
+    if "scores" in mask.reads:
+        _check_scores(method)
+    mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
+    target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
+
+
+def _check_scores(method: "MethodConfig") -> None:
+    kind = method.mask.kind
+    if method.teacher is None or not method.teacher.gives_scores:
+        raise UsageError(f"mask {kind} follows a teacher's attention; choose one that gives it with --teacher ema")
+    if not method.encoder.cls_token:
+        raise UsageError(
+            f"mask {kind} follows the attention of the teacher's class token, and the encoder has none; leave out "
+            "--no-cls-token"
+        )
+
+
+def _check_term(term: Term, method: "MethodConfig") -> None:
+    if term.reads_whole and not method.mask.predicts_all:
+        raise UsageError(
+            f"{term.kind} reads whole samples, and the mask leaves masked patches out of the prediction; leave one "
+            "of the two out"
+        )
+    if term.reads_pixels and method.target.to_pixels is None:
+        raise UsageError(
+            f"{term.kind} compares pixels, and the target {method.target.kind} has none; leave one of them out"
+        )
+    if term.reads_cls and not method.encoder.cls_token:
+        raise UsageError(
+            f"{term.kind} is to read the class token, and the encoder has none; leave out --no-cls-token, or have "
+            "the term read patch tokens"
+        )
