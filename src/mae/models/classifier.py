@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mae.core.method import MethodConfig
+from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
@@ -67,6 +68,18 @@ class Classifier(PretrainedEncoder):
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
 
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """Logits of what the encoder says of images."""
+        raise NotImplementedError
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Any:
+        """Logits `[B, K]` of normalised images.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        return self.classify(self.encode(images))
+
     def predict(self, images: Images) -> list[str]:
         """The most probable class of each image, by name; `class 0` and so on where the names are not known.
 
@@ -114,13 +127,8 @@ class LinearProbe(Classifier):
         self.feature = feature
         self.head = nn.Linear(encoder.embed_dim * len(feature.split("+")), num_classes)
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        """Logits of normalised images.
-
-        Raises:
-            UsageError: images of a wrong shape or size.
-        """
-        features = self.encode(images)
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
         return self.head(torch.cat([getattr(features, name) for name in self.feature.split("+")], dim=-1))
 
 
@@ -143,13 +151,9 @@ class AttentiveProbe(Classifier):
         super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
         self.head = AttentionPooling(dim=encoder.embed_dim, num_classes=num_classes)
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        """Logits of normalised images.
-
-        Raises:
-            UsageError: images of a wrong shape or size.
-        """
-        return self.head(self.encode(images).patches)
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(features.patches)
 
 
 class ImageClassifier(Classifier):
@@ -204,6 +208,10 @@ class ImageClassifier(Classifier):
             return int(name.split(".")[2]) + 1
         return 0 if name.startswith("encoder.") else self.num_layers
 
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(self.fc_norm(features.mean))
+
     @overload
     def forward(self, images: Float[Tensor, "B C H W"], target: None = None) -> Float[Tensor, "B K"]: ...
 
@@ -224,7 +232,7 @@ class ImageClassifier(Classifier):
         Raises:
             UsageError: images of a wrong shape or size.
         """
-        logits = self.head(self.fc_norm(self.encoder.encode(images).mean))
+        logits = self.classify(self.encode(images))
         if target is None:
             return logits
         with torch.autocast(images.device.type, enabled=False):
