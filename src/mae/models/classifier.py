@@ -15,6 +15,7 @@ from mae.errors import UsageError
 from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
+from mae.layers.score_pooling import ScorePooling
 from mae.layers.transformer import LAYER_NORM_EPS
 from mae.models.build import build_encoder
 from mae.models.given_images import Images
@@ -53,6 +54,9 @@ class Classifier(PretrainedEncoder):
         class_names: of all of them, in the order of the logits; empty: not known.
         config: what the encoder was built from; None for one put together by hand.
 
+    Attributes:
+        pooling: makes one vector `[B, D]` of patch tokens `[B, N, D]`, as it learned to; None where nothing did.
+
     Raises:
         UsageError: fewer than two classes, or as many names as there are not.
     """
@@ -67,6 +71,7 @@ class Classifier(PretrainedEncoder):
             raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
+        self.pooling: nn.Module | None = None
 
     def classify(self, features: Features) -> Float[Tensor, "B K"]:
         """Logits of what the encoder says of images."""
@@ -154,6 +159,45 @@ class AttentiveProbe(Classifier):
     def classify(self, features: Features) -> Float[Tensor, "B K"]:
         """See `Classifier`."""
         return self.head(features.patches)
+
+
+class PooledProbe(Classifier):
+    """`ScorePooling` of the patch tokens of a frozen encoder, its final norm included, under a linear classifier.
+
+    Args:
+        encoder: sees whole images.
+        num_classes: see `Classifier`.
+        class_names: see `Classifier`.
+        config: see `Classifier`.
+
+    Raises:
+        UsageError: see `Classifier`.
+    """
+
+    pooling: ScorePooling
+
+    def __init__(
+        self, *, encoder: Any, num_classes: int, class_names: Sequence[str] = (), config: MethodConfig | None = None
+    ) -> None:
+        super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
+        self.pooling = ScorePooling(encoder.embed_dim)
+        self.head = nn.Linear(encoder.embed_dim, num_classes)
+
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(self.pooling(features.patches))
+
+    def pool(self, images: Images) -> Float[Tensor, "B D"]:
+        """One vector for each image, on the CPU: its patch tokens as the probe learned to weigh them.
+
+        Args:
+            images: see `preprocess`.
+
+        Raises:
+            UsageError: see `preprocess`.
+        """
+        with undisturbed(self):
+            return self.pooling(self.encode(self.preprocess(images)).patches).float().cpu()
 
 
 class ImageClassifier(Classifier):

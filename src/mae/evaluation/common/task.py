@@ -109,9 +109,9 @@ class LabelledTask(_Task):
         """Named features `[n, D]` of a part, of the model or of another on the same images."""
         return self._store.features(extractor or self.extractor, self._opened[part]).arrays
 
-    def patches(self, part: Part) -> Tensor:
-        """The model's patch tokens `[n, N, D]` of a part, float16."""
-        return self._store.features(self.extractor, self._opened[part], patches=True).arrays[PATCHES]
+    def patches(self, part: Part, extractor: Extractor | None = None) -> Tensor:
+        """Patch tokens `[n, N, D]` of a part, float16, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened[part], patches=True).arrays[PATCHES]
 
     def contenders(self, *, baselines: bool) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
         """Training and test features by feature name, by model: `THIS_MODEL`, then the baselines.

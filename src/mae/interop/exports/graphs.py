@@ -38,7 +38,10 @@ class FeatureGraph(nn.Module):
         self.train(model.training)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> dict[str, Tensor]:
-        """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`."""
+        """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`.
+
+        Also `learned [B, D]` where the classifier pools the patch tokens by what it learned.
+        """
         encoder = self.model.encoder
         tokens = encoder(images).tokens
         patches = tokens[:, encoder.num_prefix :]
@@ -48,6 +51,8 @@ class FeatureGraph(nn.Module):
         if isinstance(self.model, Classifier):
             features = Features(cls=outputs.get("cls"), mean=outputs["mean"], patches=patches, grid=encoder.grid)
             outputs["logits"] = self.model.classify(features)
+            if self.model.pooling is not None:
+                outputs["learned"] = self.model.pooling(patches)
         return outputs
 
 
