@@ -18,6 +18,7 @@ from mae.data.sources.open import Source, open_source
 from mae.evaluation.common.metrics import majority_share
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
+from mae.evaluation.extractors.learned_pooling import with_learned_pooling
 from mae.evaluation.extractors.open import open_extractor, usual_folder
 from mae.evaluation.extractors.opened import Opened
 from mae.evaluation.protocol import THIS_MODEL
@@ -181,6 +182,11 @@ class UnlabelledTask(_Task):
     def features(self, extractor: Extractor | None = None) -> FeatureSet:
         """Named features `[n, D]`, of the model or of another on the same images."""
         return self._store.features(extractor or self.extractor, self._opened)
+
+    def with_learned_pooling(self, pool: str | Path) -> "UnlabelledTask":
+        """The task of the model with what was learned to be made of its patch tokens; see `with_learned_pooling`."""
+        extractor = with_learned_pooling(self.extractor, pool, folder=self.folder, device=self.device)
+        return replace(self, extractor=extractor)
 
     def patches(self) -> FeatureSet:
         """The model's patch tokens `[n, N, D]`, float16."""
