@@ -91,6 +91,8 @@ def test_a_model_stands_beside_random_weights_and_leaves_a_classifier(tmp_path: 
     assert [row[0] for row in result.rows] == ["this model, learned", "this model, mean", "random weights, learned"]
     assert list(result.baselines) == ["random weights"] and len(result.baselines["random weights"]) == 40
     assert isinstance(result.classifier, Stored) and len(result.curve) == 3
+    two = PooledProbe(epochs=1, rates=(1e-3, 1e-2), baselines=False).run(task)
+    assert "may lie beyond: this model, learned; this model, mean." in two.note
     alone = PooledProbe(epochs=3, batch_size=20, baselines=False).run(task)
     assert not alone.baselines and torch.equal(alone.ranking, result.ranking)  # type: ignore[arg-type]
     with torch.no_grad():

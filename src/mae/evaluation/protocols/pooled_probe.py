@@ -38,6 +38,8 @@ class PooledProbe(AttentiveProbe):
     title = "Learned pooling of frozen patch tokens"
     summary = "one learned score weighs frozen patch tokens; a linear classifier on their mean"
 
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+    """Peak learning rates to try; a linear head on few images wants higher ones than attention does."""
     baselines: bool = True
     """Evaluate random weights too."""
 
@@ -63,8 +65,9 @@ def _result(task: "LabelledTask", trained: "Mapping[tuple[str, str], Trained]") 
         numbers.setdefault(who, {})[pooling] = _numbers(task, of)
     difference = _over_mean(task, trained)
     note = "Learning rates chosen on a tenth of the training part."
-    if ours.at_end and len(ours.rates) > 1:
-        note += " The learned pooling's is at the end of those tried, so a still better one may lie beyond."
+    at_end = [f"{who}, {pooling}" for (who, pooling), of in trained.items() if of.at_end]
+    if at_end and len(ours.rates) > 1:
+        note += f" At the end of those tried, so that a still better one may lie beyond: {'; '.join(at_end)}."
     if difference is not None:
         note += f" The learned pooling is {_FOUND[difference.answer]} {difference}."
         numbers["over_mean"] = {end: getattr(difference, end) for end in ("share", "low", "high")}
