@@ -28,6 +28,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "knn": {"ks": [1, 5]},
     "linear_probe": {},
     "attentive_probe": {"epochs": 2, "rates": [0.01], "batch_size": 16},
+    "pooled_probe": {"epochs": 2, "rates": [0.01], "batch_size": 16},
     "label_free": {"views": 20},
     "reconstruction": {"count": 30},
 }

@@ -24,6 +24,7 @@ from mae.evaluation.common.probe_heads import ProbeHeads
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocols.finetune import Finetune
 from mae.evaluation.protocols.linear_probe import LinearProbe
+from mae.layers.attention_pooling import AttentionPooling
 from mae.models.classifier import ImageClassifier
 from mae.training.log import loss_rows, read_rows
 
@@ -219,6 +220,7 @@ def test_the_attentive_probe_is_its_papers_from_end_to_end(monkeypatch: pytest.M
         tokens,
         labels,
         tokens,
+        make=AttentionPooling,
         num_classes=2,
         rates=(1e-2,),
         epochs=4,

@@ -19,6 +19,7 @@ def run(args: list[str]) -> int:
         source: Annotated[str, tyro.conf.Positional],
         out: Path,
         features: tuple[str, ...] = (),
+        pool: Annotated[str | None, shown("none", "learned|FILE")] = None,
         data_root: Path = Path("data"),
         device: Device = "auto",
         gpus: Annotated[int | None, shown("one", "N")] = None,
@@ -30,6 +31,8 @@ def run(args: list[str]) -> int:
             source: a folder, a list file, a .zip or the name of a known set.
             out: a new file that ends in .parquet, .csv, .npz or .safetensors.
             features: cls, mean, pooled or patches, as the model has them (default: all but patches).
+            pool: write the vector that 'mae evaluate pooled_probe' learned to make of patch tokens: learned, the
+                run's, or that of the probe's file.
             data_root: where sets known by name are kept.
             device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
             gpus: compute on so many GPUs of this machine, a process each; with --device cpu so many processes.
@@ -45,7 +48,9 @@ def run(args: list[str]) -> int:
         from mae.evaluation.pictures import embed as embedding
         from mae.text import visible
 
-        written = embedding.embed(model, source, out=out, features=features, data_root=data_root, device=device)
+        written = embedding.embed(
+            model, source, out=out, features=features, pool=pool, data_root=data_root, device=device
+        )
         console = Console(quiet=os.environ.get("RANK", "0") != "0")
         console.print(f"Features in {visible(str(written))}", soft_wrap=True, highlight=False, markup=False)
         return 0

@@ -35,7 +35,7 @@ def neighbours(
         queries: ends of the file names of the images to start from (default: --count of them, drawn).
         count: how many images are drawn to start from.
         k: neighbours of each.
-        feature: what is compared: cls, mean or pooled, as the model has them.
+        feature: what is compared: cls, mean or pooled, as the model has them; learned, of the run's pooled_probe.
         data_root: where sets known by name are kept.
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
         seed: decides which images are drawn.

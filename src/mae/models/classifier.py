@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mae.core.method import MethodConfig
+from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
 from mae.layers.pos_embed import sincos_2d
+from mae.layers.score_pooling import ScorePooling
 from mae.layers.transformer import LAYER_NORM_EPS
 from mae.models.build import build_encoder
 from mae.models.given_images import Images
@@ -52,6 +54,9 @@ class Classifier(PretrainedEncoder):
         class_names: of all of them, in the order of the logits; empty: not known.
         config: what the encoder was built from; None for one put together by hand.
 
+    Attributes:
+        pooling: makes one vector `[B, D]` of patch tokens `[B, N, D]`, as it learned to; None where nothing did.
+
     Raises:
         UsageError: fewer than two classes, or as many names as there are not.
     """
@@ -66,6 +71,19 @@ class Classifier(PretrainedEncoder):
             raise UsageError(f"there are {num_classes} classes and {len(class_names)} names; expected a name for each")
         self.num_classes = num_classes
         self.class_names = tuple(class_names)
+        self.pooling: nn.Module | None = None
+
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """Logits of what the encoder says of images."""
+        raise NotImplementedError
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Any:
+        """Logits `[B, K]` of normalised images.
+
+        Raises:
+            UsageError: images of a wrong shape or size.
+        """
+        return self.classify(self.encode(images))
 
     def predict(self, images: Images) -> list[str]:
         """The most probable class of each image, by name; `class 0` and so on where the names are not known.
@@ -114,13 +132,8 @@ class LinearProbe(Classifier):
         self.feature = feature
         self.head = nn.Linear(encoder.embed_dim * len(feature.split("+")), num_classes)
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        """Logits of normalised images.
-
-        Raises:
-            UsageError: images of a wrong shape or size.
-        """
-        features = self.encode(images)
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
         return self.head(torch.cat([getattr(features, name) for name in self.feature.split("+")], dim=-1))
 
 
@@ -143,13 +156,48 @@ class AttentiveProbe(Classifier):
         super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
         self.head = AttentionPooling(dim=encoder.embed_dim, num_classes=num_classes)
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
-        """Logits of normalised images.
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(features.patches)
+
+
+class PooledProbe(Classifier):
+    """`ScorePooling` of the patch tokens of a frozen encoder, its final norm included, under a linear classifier.
+
+    Args:
+        encoder: sees whole images.
+        num_classes: see `Classifier`.
+        class_names: see `Classifier`.
+        config: see `Classifier`.
+
+    Raises:
+        UsageError: see `Classifier`.
+    """
+
+    pooling: ScorePooling
+
+    def __init__(
+        self, *, encoder: Any, num_classes: int, class_names: Sequence[str] = (), config: MethodConfig | None = None
+    ) -> None:
+        super().__init__(encoder=encoder, num_classes=num_classes, class_names=class_names, config=config)
+        self.pooling = ScorePooling(encoder.embed_dim)
+        self.head = nn.Linear(encoder.embed_dim, num_classes)
+
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(self.pooling(features.patches))
+
+    def pool(self, images: Images) -> Float[Tensor, "B D"]:
+        """One vector for each image, on the CPU: its patch tokens as the probe learned to weigh them.
+
+        Args:
+            images: see `preprocess`.
 
         Raises:
-            UsageError: images of a wrong shape or size.
+            UsageError: see `preprocess`.
         """
-        return self.head(self.encode(images).patches)
+        with undisturbed(self):
+            return self.pooling(self.encode(self.preprocess(images)).patches).float().cpu()
 
 
 class ImageClassifier(Classifier):
@@ -204,6 +252,10 @@ class ImageClassifier(Classifier):
             return int(name.split(".")[2]) + 1
         return 0 if name.startswith("encoder.") else self.num_layers
 
+    def classify(self, features: Features) -> Float[Tensor, "B K"]:
+        """See `Classifier`."""
+        return self.head(self.fc_norm(features.mean))
+
     @overload
     def forward(self, images: Float[Tensor, "B C H W"], target: None = None) -> Float[Tensor, "B K"]: ...
 
@@ -224,7 +276,7 @@ class ImageClassifier(Classifier):
         Raises:
             UsageError: images of a wrong shape or size.
         """
-        logits = self.head(self.fc_norm(self.encoder.encode(images).mean))
+        logits = self.classify(self.encode(images))
         if target is None:
             return logits
         with torch.autocast(images.device.type, enabled=False):

@@ -23,7 +23,14 @@ from mae import records
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
 from mae.models.build import build_encoder, build_model, build_pretrained_encoder
-from mae.models.classifier import AttentiveProbe, Classifier, ImageClassifier, LinearProbe, build_classifier
+from mae.models.classifier import (
+    AttentiveProbe,
+    Classifier,
+    ImageClassifier,
+    LinearProbe,
+    PooledProbe,
+    build_classifier,
+)
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -33,11 +40,17 @@ from mae.version import __version__
 FORMAT = 4
 _KEY = "mae"
 MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
-CLASSIFIER, LINEAR_PROBE, ATTENTIVE_PROBE = "classifier", "linear_probe", "attentive_probe"
+CLASSIFIER, LINEAR_PROBE, ATTENTIVE_PROBE, POOLED_PROBE = (
+    "classifier",
+    "linear_probe",
+    "attentive_probe",
+    "pooled_probe",
+)
 _CLASSIFIERS: Mapping[str, type[Classifier]] = {
     CLASSIFIER: ImageClassifier,
     LINEAR_PROBE: LinearProbe,
     ATTENTIVE_PROBE: AttentiveProbe,
+    POOLED_PROBE: PooledProbe,
 }
 _KINDS = (MASKED_AUTOENCODER, ENCODER, *_CLASSIFIERS)
 """Kinds of model that a file may hold."""
@@ -236,12 +249,18 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def is_classifier(path: Path) -> bool:
-    """Whether a file of this package holds a model that names classes; False where it cannot be read."""
+def is_classifier(path: Path, *, pools: bool = False) -> bool:
+    """Whether a file of this package holds a model that names classes; False where it cannot be read.
+
+    Args:
+        path: the file.
+        pools: whether it must have learned to make one vector of patch tokens, too.
+    """
     try:
         check_header(path)
         with safe_open(path, framework="pt") as file:
-            return _read_record(path, file.metadata() or {}).classes is not None
+            record = _read_record(path, file.metadata() or {})
+            return record.classes is not None and (not pools or record.kind == POOLED_PROBE)
     except (OSError, SafetensorError, MAEError, UsageError):
         return False
 
@@ -478,12 +497,12 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
     Raises:
         UsageError: values that do not fit each other.
     """
-    if kind in (LINEAR_PROBE, ATTENTIVE_PROBE):
+    if kind in (LINEAR_PROBE, ATTENTIVE_PROBE, POOLED_PROBE):
         assert classes is not None
         head: dict[str, Any] = {"num_classes": classes.count, "class_names": classes.names, "config": config}
         if kind == LINEAR_PROBE:
             return LinearProbe(encoder=build_encoder(config), feature=classes.feature, **head)
-        return AttentiveProbe(encoder=build_encoder(config), **head)
+        return (PooledProbe if kind == POOLED_PROBE else AttentiveProbe)(encoder=build_encoder(config), **head)
     if kind == CLASSIFIER:
         assert classes is not None
         return build_classifier(

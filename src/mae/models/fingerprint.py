@@ -21,7 +21,7 @@ from mae.core.method import MethodConfig
 from mae.core.types import Grid, MaskRequest
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
-from mae.models.classifier import ImageClassifier, LinearProbe
+from mae.models.classifier import Classifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
@@ -129,21 +129,29 @@ def _answer(
     plan = RandomMasking(ratio=0.5).plan(MaskRequest(layout=layout, keys=key))
     image = image.double()  # which autocast leaves alone
     with torch.no_grad(), _evaluating(model):
+        if isinstance(model, Classifier):
+            whole = _Whole(model)
+            return functional_call(whole, _doubles(whole), (image,))
         weights = _doubles(encoder)
         tokens = functional_call(encoder, weights, (image,)).tokens
         mean = tokens[:, encoder.num_prefix :].mean(dim=1)
-        if isinstance(model, LinearProbe):
-            parts = {"cls": tokens[:, 0], "mean": mean}
-            features = torch.cat([parts[name] for name in model.feature.split("+")], dim=-1)
-            return mean, functional_call(model.head, _doubles(model.head), (features,))
-        if isinstance(model, ImageClassifier):
-            normed = functional_call(model.fc_norm, _doubles(model.fc_norm), (mean,))
-            return mean, functional_call(model.head, _doubles(model.head), (normed,))
         if not isinstance(model, MaskedAutoencoder):
             return mean, None
         encoded = functional_call(encoder, weights, (image, plan), {"levels": model.reads_levels})
         del weights  # before the decoder's are made
         return mean, functional_call(model.decoder, _doubles(model.decoder), (encoded, plan, layout))
+
+
+class _Whole(nn.Module):
+    """A classifier that tells the mean feature too."""
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 K"]]:
+        features = self.model.encode(image)
+        return features.mean, self.model.classify(features)
 
 
 def _doubles(part: nn.Module) -> dict[str, Tensor]:

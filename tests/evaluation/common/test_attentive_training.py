@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 
 train = partial(
     train_attentive,
+    make=AttentionPooling,
     num_classes=NUM_CLASSES,
     epochs=20,
     batch_size=64,

@@ -67,7 +67,8 @@ def test_record_counts_near_copies_and_accuracy_without_them(pixels, split, tmp_
 @pytest.mark.parametrize(
     ("protocol", "options"),
     [("linear_probe", {}), ("linear_probe", {"official": True, "epochs": 1, "batch_size": 4}),
-     ("attentive_probe", {"epochs": 1}), ("finetune", {"epochs": 1, "batch_size": 4})],
+     ("attentive_probe", {"epochs": 1}), ("pooled_probe", {"epochs": 1}),
+     ("finetune", {"epochs": 1, "batch_size": 4})],
 )  # fmt: skip
 def test_every_protocol_with_labels_tells(protocol, options, split, tmp_path):
     torch.manual_seed(0)

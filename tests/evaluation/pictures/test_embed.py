@@ -304,3 +304,62 @@ def test_the_sheet_is_drawn_and_the_draw_follows_the_seed(photos, model, tmp_pat
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
     assert first == second != other and first.startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def probed(tmp_path: Path, photos: Path, model) -> Path:
+    """The file of a model, with a pooled probe beside its other results."""
+    for number in range(12):
+        path = tmp_path / "labelled" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(9, 9, seed=number))
+    mae.save(model, "model.safetensors")
+    mae.evaluate("pooled_probe", "model.safetensors", data=tmp_path / "labelled", rates=(0.1,), epochs=5, **QUICK)
+    return tmp_path / "runs" / "evaluate-model.safetensors" / "evaluation" / "pooled_probe.safetensors"
+
+
+def test_a_learned_pooling_is_kept_for_use(probed, photos, tmp_path):
+    classifier = mae.load(probed)
+    _, _, arrays = read(mae.embed("model.safetensors", photos, out=tmp_path / "a.npz", pool="learned", **QUICK))
+    assert list(arrays) == ["learned"] and classifier.pooling.score.abs().max() > 0.01
+    files = [photos / name for name in NAMES]
+    np.testing.assert_allclose(arrays["learned"], classifier.pool(files).numpy(), rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        patches = classifier.encode(classifier.preprocess(files)).patches.double()
+    weights = torch.softmax(patches @ classifier.pooling.score.detach().double(), dim=1)
+    expected = (weights[:, :, None] * patches).sum(dim=1)
+    np.testing.assert_allclose(arrays["learned"], expected.numpy(), rtol=1e-4, atol=1e-5)
+    for name, which, options in (
+        ("b.npz", "model.safetensors", {"pool": probed}),
+        ("c.npz", probed, {"pool": "learned"}),
+        ("d.npz", probed, {}),
+        ("e.npz", "model.safetensors", {"pool": "learned", "features": ("cls",)}),
+    ):
+        _, _, found = read(mae.embed(which, photos, out=tmp_path / name, **options, **QUICK))
+        assert np.array_equal(found["learned"], arrays["learned"]), name
+    assert list(found) == ["cls", "learned"]
+    out = mae.neighbours("model.safetensors", photos, out=tmp_path / "n.csv", queries=1, feature="learned", **QUICK)
+    assert len(out.read_text().splitlines()) == 7
+
+
+def test_a_pooling_that_is_not_there_or_of_another_model_is_refused(probed, photos, model, tmp_path):
+    asked = {"out": tmp_path / "x.npz", **QUICK}
+    other = create_model("mae_vit_lesson_patch4", img_size=8, patch_size=2, mean=(0.5,) * 3, std=(0.3,) * 3)
+    mae.save(other, "other.safetensors")
+    how = "make one: mae evaluate pooled_probe other.safetensors --data LABELLED$"
+    for pool, said in (
+        ("learned", f"^there is no learned pooling in runs/evaluate-other.safetensors; {how}"),
+        ("model.safetensors", f"^there is no learned pooling in model.safetensors; {how}"),
+        (probed, f"was learned on an encoder with other weights than this one's; {how}"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            mae.embed("other.safetensors", photos, pool=pool, **asked)
+    (probed.parent / "second.safetensors").write_bytes(probed.read_bytes())
+    with pytest.raises(UsageError, match="holds 2 learned poolings; name one of .*pooled_probe.safetensors, .*second"):
+        mae.embed("model.safetensors", photos, pool="learned", **asked)
+    function = mae.Extractor(name="f", encode=lambda x: x.flatten(1), preprocessing=mae.Preprocessing(img_size=(8, 8)))
+    with pytest.raises(UsageError, match="^f is no model of this package"):
+        mae.embed(function, photos, pool="learned", **asked)
+    with pytest.raises(UsageError, match="gives no feature 'learned'"):
+        mae.neighbours(function, photos, feature="learned", out=tmp_path / "n.png", **QUICK)
+    assert not (tmp_path / "x.npz").exists()

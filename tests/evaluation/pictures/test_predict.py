@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_task import by_function, make_task, small_model, striped
 
 import mae
 from mae.cli import main
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.evaluation.common import finetuning
 from mae.evaluation.pictures.predict import find_classifier
 from mae.evaluation.protocol import EvaluationProtocol
 from mae.evaluation.protocols.attentive_probe import AttentiveProbe
 from mae.evaluation.protocols.linear_probe import LinearProbe
+from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.run import evaluate
 from mae.models.classifier import Classifier
 from mae.models.file import classes_of, is_classifier, kind_of, load_with_report, save
@@ -80,6 +83,7 @@ def test_a_stored_probe_gives_the_fits_logits(tmp_path: Path, feature: str, monk
     ("protocol", "kind"),
     [
         (AttentiveProbe(epochs=2, batch_size=20), "attentive_probe"),
+        (PooledProbe(epochs=2, batch_size=20, rates=(0.1,)), "pooled_probe"),
         (LinearProbe(official=True, epochs=2, batch_size=20, base_lr=10.0), "linear_probe"),
     ],
 )
@@ -90,6 +94,13 @@ def test_other_probes_are_stored_too(tmp_path: Path, protocol: EvaluationProtoco
     loaded = load_with_report(file)[0]
     assert isinstance(loaded, Classifier) and kind_of(loaded) == kind and is_classifier(file)
     assert torch.equal(finetuning.rank(task, loaded, top=3), result.ranking)
+    with safe_open(file, framework="pt") as stored:
+        metadata = stored.metadata()
+    weights = loaded.state_dict()
+    weights["head.head.weight" if "head.head.weight" in weights else "head.weight"][0, 0] += 0.01
+    save_file(weights, file, metadata)
+    with pytest.raises(MAEError, match="does not reproduce the probe"):  # of the head too, not the encoder alone
+        load_with_report(file)
 
 
 def test_a_function_leaves_no_classifier(tmp_path: Path):

@@ -17,7 +17,8 @@ from mae.interop.exports import export
 from mae.interop.exports.formats import FORMATS, ONNX_FILE, PROGRAM_FILE
 from mae.interop.exports.graphs import PredictionGraph
 from mae.interop.exports.roundtrip import READERS, model_outputs
-from mae.models.classifier import build_classifier
+from mae.models.classifier import AttentiveProbe, LinearProbe, PooledProbe, build_classifier
+from mae.models.file import save
 from mae.models.pretrained import PretrainedEncoder
 
 STATISTICS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1)}
@@ -158,3 +159,48 @@ def test_what_is_not_installed_is_named(
     with pytest.raises(UsageError, match=f"--to {form} needs {lacking}: pip install {lacking}"):
         export.export_model(tmp_path / "none", to=form, out=tmp_path / "out")
     assert not (tmp_path / PROGRAM_FILE).exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch-export", "safetensors"])
+@pytest.mark.parametrize("kind", ["linear", "attentive", "pooled"])
+def test_probes_are_held_with_their_heads(kind: str, form: str, tmp_path: Path) -> None:
+    model = tiny_model(**SHALLOW, img_size=16, **STATISTICS)
+    head: dict[str, Any] = {"encoder": model.encoder, "num_classes": 3, "config": model.config}
+    probe = {
+        "linear": lambda: LinearProbe(feature="cls+mean", **head),
+        "attentive": lambda: AttentiveProbe(**head),
+        "pooled": lambda: PooledProbe(**head),
+    }[kind]().eval()
+    if isinstance(probe, PooledProbe):
+        torch.nn.init.normal_(probe.pooling.score)
+    assert FORMATS[form].any_head
+    FORMATS[form].write(probe, tmp_path, None)
+    inputs = export._inputs(probe)
+    found = READERS[form](tmp_path, inputs)
+    assert "logits" in found and ("learned" in found) == (kind == "pooled")
+    assert_same(found, model_outputs(probe, inputs))
+    with torch.no_grad():
+        assert export._difference(found["logits"], probe(inputs["images"])) < export.TOLERANCE
+        if isinstance(probe, PooledProbe):
+            pooled = probe.pooling(probe.encode(inputs["images"]).patches)
+            assert export._difference(found["learned"], pooled) < export.TOLERANCE
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if not form.any_head])
+def test_other_forms_refuse_a_probe(form: str, tmp_path: Path) -> None:
+    pytest.importorskip(FORMATS[form].needs[0] if FORMATS[form].needs else "torch")
+    model = tiny_model(**SHALLOW, img_size=16, **STATISTICS)
+    save(PooledProbe(encoder=model.encoder, num_classes=3, config=model.config), tmp_path / "p.safetensors")
+    with pytest.raises(UsageError, match=f"^--to {form} has no place for a probe .*; use onnx, torch-export, safet"):
+        export.export_model(tmp_path / "p.safetensors", to=form, out=tmp_path / "out")
+
+
+def test_a_pooled_probe_is_exported_with_proof(tmp_path: Path) -> None:
+    model = tiny_model(**SHALLOW, img_size=16, **STATISTICS)
+    probe = PooledProbe(encoder=model.encoder, num_classes=2, class_names=("cat", "dog"), config=model.config)
+    save(probe, tmp_path / "p.safetensors")
+    done = export.export_model(tmp_path / "p.safetensors", to="onnx", out=tmp_path / "out")
+    assert {"learned", "logits", "learned, one by one"} <= set(done.differences)
+    assert max(done.differences.values()) <= export.TOLERANCE
+    said = onnx.load(str(tmp_path / "out" / ONNX_FILE)).metadata_props
+    assert json.loads(next(entry.value for entry in said if entry.key == "class_names")) == ["cat", "dog"]

@@ -1,4 +1,4 @@
-"""The attentive probe: a linear classifier on an attention-weighted mean of frozen tokens (El-Nouby et al. 2024, AIM).
+"""Training of a linear classifier on an attention-weighted mean of frozen tokens (El-Nouby et al. 2024, AIM).
 
 A masked autoencoder spreads what it knows of an image over the patch tokens; a mean of them can lose what a single
 token holds, which a learned query finds.
@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.hold_out import check_labels, hold_out
-from mae.layers.attention_pooling import AttentionPooling
 from mae.randomness import permutation
 from mae.training.optimizer import make_optimizer
 from mae.training.schedule import WarmupCosine
@@ -25,10 +25,11 @@ _TOP = 5
 _WARMUP = 0.05
 """Share of the training over which the rate rises."""
 _WEIGHT_DECAY = 0.05
+_Probe = TypeVar("_Probe", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttentiveResult:
+class AttentiveResult(Generic[_Probe]):
     """The result of `train_attentive`.
 
     Attributes:
@@ -47,14 +48,15 @@ class AttentiveResult:
     best_rate: float
     at_end: bool
     curve: list[dict[str, float]]
-    probe: AttentionPooling
+    probe: _Probe
 
 
-def train_attentive(
+def train_attentive(  # noqa: PLR0913 - the data and options of a training
     tokens: Float[Tensor, "n N D"],
     labels: Int64[Tensor, " n"],
     test_tokens: Float[Tensor, "m N D"],
     *,
+    make: Callable[..., _Probe],
     num_classes: int,
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3),
     epochs: int,
@@ -62,7 +64,7 @@ def train_attentive(
     seed: int,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
-) -> AttentiveResult:
+) -> AttentiveResult[_Probe]:
     """Train a probe for each learning rate, choose the best on a tenth of the training samples, rank the test classes.
 
     The probes see the same batches side by side, so that the tokens are read once an epoch, in ascending numbers
@@ -74,6 +76,7 @@ def train_attentive(
         tokens: patch tokens of the training samples, any float type.
         labels: classes in `[0, num_classes)`.
         test_tokens: of the samples to classify; no choice depends on them.
+        make: from `dim` of a token and `num_classes` to a probe, tokens `[B, N, D]` to logits `[B, K]`.
         num_classes: number of classes.
         rates: peak learning rates to try.
         epochs: over the training samples.
@@ -89,7 +92,7 @@ def train_attentive(
     """
     _check(labels, num_classes, rates, epochs, batch_size)
     fitted, held = hold_out(labels, seed=seed)
-    probe = _fresh(tokens.shape[2], num_classes, seed).to(device)
+    probe = _fresh(make, seed, dim=tokens.shape[2], num_classes=num_classes).to(device)
     runners = [_Runner(deepcopy(probe), rate, epochs * len(fitted)) for rate in rates]
     steps, curve = -(-len(fitted) // batch_size), []
     for epoch in range(epochs):
@@ -121,16 +124,16 @@ def train_attentive(
     )
 
 
-class _Runner:
+class _Runner(Generic[_Probe]):
     """A probe in training at its rate."""
 
-    def __init__(self, probe: AttentionPooling, rate: float, total: int) -> None:
+    def __init__(self, probe: _Probe, rate: float, total: int) -> None:
         self.probe = probe
         self.rate = rate
         self.optimizer = make_optimizer(probe, weight_decay=_WEIGHT_DECAY, betas=(0.9, 0.999))
         self.schedule = WarmupCosine(peak=rate, floor=0.0, warmup_samples=_WARMUP * total, total_samples=total)
         self.seen = 0
-        self.losses = probe.query.new_zeros(())
+        self.losses = next(probe.parameters()).new_zeros(())
 
     def step(self, tokens: Float[Tensor, "B N D"], labels: Int64[Tensor, " B"]) -> None:
         self.probe.train()
@@ -150,15 +153,15 @@ class _Runner:
         return mean
 
 
-def _fresh(dim: int, num_classes: int, seed: int) -> AttentionPooling:
+def _fresh(make: Callable[..., _Probe], seed: int, *, dim: int, num_classes: int) -> _Probe:
     """Weights from the seed, drawn on the CPU; the generator is put back."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return AttentionPooling(dim=dim, num_classes=num_classes)
+        return make(dim=dim, num_classes=num_classes)
 
 
 @torch.no_grad()
-def _accuracies(runners: list[_Runner], tokens: Tensor, labels: Tensor, parts: Sequence[Tensor]) -> list[float]:
+def _accuracies(runners: list[_Runner[_Probe]], tokens: Tensor, labels: Tensor, parts: Sequence[Tensor]) -> list[float]:
     """The accuracy of each on the samples of these numbers, which are read once."""
     right = [0] * len(runners)
     for rows in parts:
@@ -169,9 +172,10 @@ def _accuracies(runners: list[_Runner], tokens: Tensor, labels: Tensor, parts: S
 
 
 @torch.no_grad()
-def _rank(probe: AttentionPooling, tokens: Tensor, top: int, batch_size: int) -> Int64[Tensor, "m top"]:
+def _rank(probe: nn.Module, tokens: Tensor, top: int, batch_size: int) -> Int64[Tensor, "m top"]:
     probe.eval()
-    parts = [probe(batch.to(probe.query)).topk(top, dim=1).indices.cpu() for batch in tokens.split(batch_size)]
+    like = next(probe.parameters())
+    parts = [probe(batch.to(like)).topk(top, dim=1).indices.cpu() for batch in tokens.split(batch_size)]
     return torch.cat([torch.empty(0, top, dtype=torch.int64), *parts])
 
 

@@ -18,6 +18,7 @@ from mae.data.sources.open import Source, open_source
 from mae.evaluation.common.metrics import majority_share
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
+from mae.evaluation.extractors.learned_pooling import with_learned_pooling
 from mae.evaluation.extractors.open import open_extractor, usual_folder
 from mae.evaluation.extractors.opened import Opened
 from mae.evaluation.protocol import THIS_MODEL
@@ -109,9 +110,9 @@ class LabelledTask(_Task):
         """Named features `[n, D]` of a part, of the model or of another on the same images."""
         return self._store.features(extractor or self.extractor, self._opened[part]).arrays
 
-    def patches(self, part: Part) -> Tensor:
-        """The model's patch tokens `[n, N, D]` of a part, float16."""
-        return self._store.features(self.extractor, self._opened[part], patches=True).arrays[PATCHES]
+    def patches(self, part: Part, extractor: Extractor | None = None) -> Tensor:
+        """Patch tokens `[n, N, D]` of a part, float16, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened[part], patches=True).arrays[PATCHES]
 
     def contenders(self, *, baselines: bool) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
         """Training and test features by feature name, by model: `THIS_MODEL`, then the baselines.
@@ -181,6 +182,11 @@ class UnlabelledTask(_Task):
     def features(self, extractor: Extractor | None = None) -> FeatureSet:
         """Named features `[n, D]`, of the model or of another on the same images."""
         return self._store.features(extractor or self.extractor, self._opened)
+
+    def with_learned_pooling(self, pool: str | Path) -> "UnlabelledTask":
+        """The task of the model with what was learned to be made of its patch tokens; see `with_learned_pooling`."""
+        extractor = with_learned_pooling(self.extractor, pool, folder=self.folder, device=self.device)
+        return replace(self, extractor=extractor)
 
     def patches(self) -> FeatureSet:
         """The model's patch tokens `[n, N, D]`, float16."""

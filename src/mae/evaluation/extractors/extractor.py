@@ -17,6 +17,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from mae.errors import UsageError
 from mae.models.build import build_pretrained_encoder
+from mae.models.classifier import Classifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.preprocess import Preprocessing, preprocessing_of
 from mae.models.pretrained import PretrainedEncoder
@@ -24,6 +25,8 @@ from mae.text import visible
 
 PATCHES = "patches"
 """The name under which an extractor gives its patch tokens `[B, N, D]`; every other name stands for `[B, D]`."""
+LEARNED = "learned"
+"""The name of what a model learned to make of its patch tokens, `[B, D]`."""
 
 Encode = Callable[[Tensor], Tensor | Mapping[str, Tensor]]
 """Normalised images `[B, C, H, W]` to features `[B, D]`, or to several by name, `patches` among them if there are."""
@@ -106,7 +109,9 @@ def show_loaded(console: Console, loaded: str | None) -> None:
 
 
 def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
-    """`cls` (where there is one), `mean` and `patches` of a model of this package, nothing masked.
+    """What a model of this package says of whole images: `cls` (where there is one), `mean`, `patches`.
+
+    A classifier that pools patch tokens by what it learned gives that vector too, as `learned`.
 
     The model is put into evaluation mode.
 
@@ -116,10 +121,13 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
     preprocessing = preprocessing_of(model.config)
     assert model.config is not None  # else it would have none
     weights = next(model.parameters())
+    pooling = model.pooling if isinstance(model, Classifier) else None
 
     def encode(images: Tensor) -> Mapping[str, Tensor]:
         features = model.encode(images.to(weights))
         named = {"mean": features.mean, PATCHES: features.patches}
+        if pooling is not None:
+            named = {LEARNED: pooling(features.patches), **named}
         return named if features.cls is None else {"cls": features.cls, **named}
 
     depth = len(model.encoder.blocks)

@@ -14,7 +14,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.evaluation.extractors.batches import normalised_batches
 from mae.evaluation.extractors.export import check_target, write_features
-from mae.evaluation.extractors.extractor import PATCHES
+from mae.evaluation.extractors.extractor import LEARNED, PATCHES
 from mae.evaluation.extractors.feature_store import FeatureSet
 from mae.training.distributed import joined_world
 
@@ -25,6 +25,7 @@ def embed(
     *,
     out: str | Path,
     features: Sequence[str] = (),
+    pool: str | Path | None = None,
     data_root: str | Path = "data",
     device: str = "auto",
     quiet: bool = False,
@@ -38,13 +39,17 @@ def embed(
         model: see `mae.evaluate`.
         source: images, see `RunConfig.source`.
         out: a new file that ends in `.parquet`, `.csv`, `.npz` or `.safetensors`.
-        features: which ones: `cls`, `mean`, `pooled`, `patches`, as the model has them; none: all but `patches`.
+        features: which ones: `cls`, `mean`, `pooled`, `patches`, as the model has them; none: all but `patches`,
+            or `learned` alone where there is a `pool`.
+        pool: adds the feature `learned`: the patch tokens as a pooled probe of the model learned to weigh them
+            (`mae evaluate pooled_probe`). `learned`: that of the run; else the probe's file. None: no such feature.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
         quiet: show nothing.
 
     Raises:
-        UsageError: the file is there already or of another kind, or a feature that the model does not give.
+        UsageError: the file is there already or of another kind, or a feature that the model does not give, or no
+            pooled probe of this very model.
         MAEError: images that cannot be read, or a disk that is full.
     """
     source = concealed(str(source))
@@ -52,7 +57,11 @@ def embed(
         world.from_main(lambda: check_target(Path(out)))
         console = Console(quiet=quiet)
         task = open_images(model, source, data_root=Path(data_root), device=chosen, console=console, world=world)
-        wanted = _wanted(task, [features] if isinstance(features, str) else features)
+        asked = [features] if isinstance(features, str) else list(features)
+        if pool is not None:
+            task = task.with_learned_pooling(pool)
+            asked = list(dict.fromkeys([*asked, LEARNED]))
+        wanted = _wanted(task, asked)
         sets = [task.patches()] if PATCHES in wanted else []
         sets += [task.features()] if set(wanted) - {PATCHES} else []
         images = task.images()  # here, since all processes must ask for them

@@ -18,6 +18,7 @@ from mae.data.sources.open import Source
 from mae.errors import UsageError
 from mae.evaluation.common.neighbours import nearest
 from mae.evaluation.common.task import UnlabelledTask, open_images
+from mae.evaluation.extractors.extractor import LEARNED
 from mae.modalities.images.crop import central_crop
 from mae.randomness import permutation
 from mae.records import check_new, write_whole
@@ -52,7 +53,7 @@ def neighbours(
             `cosine` and `centred_cosine`.
         queries: ends of the names of the images to start from, or how many to draw by `seed`.
         k: neighbours of each; the image itself is not among them.
-        feature: which feature is compared.
+        feature: which feature is compared; `learned` is that of a pooled probe of the run, see `mae.embed`.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
         seed: decides which images are drawn.
@@ -73,6 +74,8 @@ def neighbours(
         raise UsageError(f"--out is {out}; expected a name that ends in .png or .csv")
     where, console = choose_device(device), Console(quiet=quiet)
     task = open_images(model, source, data_root=Path(data_root), device=where, console=console, world=World())
+    if feature == LEARNED and task.extractor.model is not None:
+        task = task.with_learned_pooling(LEARNED)
     features, numbers = _features(task, feature)
     if isinstance(queries, int):
         rows = permutation(seed, 0, len(features))[:queries]

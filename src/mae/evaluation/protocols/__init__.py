@@ -7,6 +7,7 @@ from mae.evaluation.protocols.knn import Knn
 from mae.evaluation.protocols.label_free import LabelFree
 from mae.evaluation.protocols.labels import Labels
 from mae.evaluation.protocols.linear_probe import LinearProbe
+from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.protocols.reconstruction import Reconstruction
 from mae.records import check_known
 
@@ -15,6 +16,7 @@ PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
     Knn,
     LinearProbe,
     AttentiveProbe,
+    PooledProbe,
     Finetune,
     Labels,
     Reconstruction,

@@ -1,16 +1,23 @@
 """A learned query over frozen patch tokens (El-Nouby et al. 2024, AIM): what a mean of them may lose."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mae.errors import UsageError
 from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol, ProtocolResult
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mae.evaluation.common.attentive_training import AttentiveResult
     from mae.evaluation.common.task import LabelledTask
+    from mae.evaluation.extractors.extractor import Extractor
+    from mae.layers.attention_pooling import AttentionPooling
     from mae.models.classifier import Classifier
+
+Probe = TypeVar("Probe", bound="nn.Module")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +51,26 @@ class AttentiveProbe(EvaluationProtocol):
 
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
+        from mae.layers.attention_pooling import AttentionPooling
+
+        return _result(task, self.trained(task, AttentionPooling))
+
+    def trained(
+        self, task: "LabelledTask", make: "Callable[..., Probe]", extractor: "Extractor | None" = None
+    ) -> "AttentiveResult[Probe]":
+        """Probes trained on the patch tokens of the task's model, or of another; see `train_attentive`."""
         from rich.progress import Progress
 
         from mae.evaluation.common.attentive_training import train_attentive
 
-        tokens, test_tokens = task.patches("train"), task.patches("test")
+        tokens, test_tokens = (task.patches(part, extractor) for part in ("train", "test"))
         with Progress(console=task.console, transient=True, disable=not task.console.is_terminal) as progress:
-            bar = progress.add_task("attentive probe", total=None)
-            trained = train_attentive(
+            bar = progress.add_task(self.name.replace("_", " "), total=None)
+            return train_attentive(
                 tokens,
                 task.labels("train"),
                 test_tokens,
+                make=make,
                 num_classes=task.num_classes,
                 rates=self.rates,
                 epochs=self.epochs,
@@ -63,10 +79,9 @@ class AttentiveProbe(EvaluationProtocol):
                 device=task.device,
                 progress=lambda done, steps: progress.update(bar, completed=done, total=steps),
             )
-        return _result(task, trained)
 
 
-def _result(task: "LabelledTask", trained: "AttentiveResult") -> ProtocolResult:
+def _result(task: "LabelledTask", trained: "AttentiveResult[AttentionPooling]") -> ProtocolResult:
     from mae.evaluation.common.metrics import top_k_accuracy
 
     labels = task.labels("test")
@@ -92,14 +107,14 @@ def _result(task: "LabelledTask", trained: "AttentiveResult") -> ProtocolResult:
     )
 
 
-def _classifier(task: "LabelledTask", trained: "AttentiveResult") -> "Classifier | None":
+def _classifier(task: "LabelledTask", trained: "AttentiveResult[AttentionPooling]") -> "Classifier | None":
     """The encoder under the trained probe; None of a function."""
-    from mae.models.classifier import AttentiveProbe as Probe
+    from mae.models.classifier import AttentiveProbe as Stored
 
     model = task.extractor.model
     if model is None or model.config is None:
         return None
-    classifier = Probe(
+    classifier = Stored(
         encoder=model.encoder, num_classes=task.num_classes, class_names=task.class_names, config=model.config
     )
     classifier.head = trained.probe

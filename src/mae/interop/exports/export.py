@@ -22,7 +22,7 @@ from mae.interop.exports.formats import FORMATS, ExportFormat
 from mae.interop.exports.graphs import num_visible
 from mae.interop.exports.roundtrip import Inputs, model_outputs
 from mae.interop.imports.open import open_model
-from mae.models.classifier import AttentiveProbe, LinearProbe
+from mae.models.classifier import Classifier, ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
@@ -69,8 +69,9 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
     if missing := [name for name in export_format.needs if find_spec(name) is None]:
         raise UsageError(f"--to {to} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     model, report = open_model(path)
-    if isinstance(model, LinearProbe | AttentiveProbe):
-        raise UsageError(f"{path} is a probe, which other libraries have no place for; export its run instead")
+    if isinstance(model, Classifier) and not isinstance(model, ImageClassifier) and not export_format.any_head:
+        able = ", ".join(name for name, each in FORMATS.items() if each.any_head)
+        raise UsageError(f"--to {to} has no place for a probe such as {path}; use {able}, or export its run")
     export_format.check(model)
     staging = None
     try:

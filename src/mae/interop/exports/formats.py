@@ -22,7 +22,7 @@ from mae.interop.exports.graphs import (
     write_program,
 )
 from mae.interop.exports.naming import hf_tensors, official_tensors
-from mae.models.classifier import ImageClassifier
+from mae.models.classifier import Classifier, ImageClassifier
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -44,6 +44,7 @@ class ExportFormat:
         check: refuses a model that the format cannot hold.
         write: writes a model into a folder; the last argument is the licence, if known.
         usage: Python that loads the folder.
+        any_head: whether it holds every head that names classes, not only that of a fine-tuned encoder.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ExportFormat:
     check: Callable[[PretrainedEncoder], None]
     write: Callable[[PretrainedEncoder, Path, str | None], None]
     usage: Callable[[Path], str]
+    any_head: bool = False
 
 
 def _config_of(model: PretrainedEncoder) -> MethodConfig:
@@ -291,7 +293,7 @@ def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
     facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
     if config.tokenizer.pixel_dtype is not None:
         facts["pixel_dtype"] = config.tokenizer.pixel_dtype
-    if isinstance(model, ImageClassifier) and model.class_names:
+    if isinstance(model, Classifier) and model.class_names:
         facts["class_names"] = json.dumps(model.class_names)
     return facts | ({} if licence is None else {"licence": licence})
 
@@ -363,6 +365,7 @@ FORMATS: Mapping[str, ExportFormat] = {
             check=lambda model: None,
             write=write_onnx_features,
             usage=lambda folder: f"onnxruntime.InferenceSession({str(folder / ONNX_FILE)!r})",
+            any_head=True,
         ),
         ExportFormat(
             name="onnx-mae",
@@ -377,6 +380,7 @@ FORMATS: Mapping[str, ExportFormat] = {
             check=lambda model: None,
             write=write_torch_export,
             usage=lambda folder: f"torch.export.load({str(folder / PROGRAM_FILE)!r}).module()",
+            any_head=True,
         ),
         ExportFormat(
             name="safetensors",
@@ -384,6 +388,7 @@ FORMATS: Mapping[str, ExportFormat] = {
             check=lambda model: None,
             write=write_own,
             usage=lambda folder: f"mae.load({str(folder)!r})",
+            any_head=True,
         ),
     )
 }

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mae.core.types import MaskPlan
-from mae.models.classifier import ImageClassifier
+from mae.encoders.vit import Features
+from mae.models.classifier import Classifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
@@ -37,15 +38,22 @@ class FeatureGraph(nn.Module):
         self.train(model.training)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> dict[str, Tensor]:
-        """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`."""
+        """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`.
+
+        Also `learned [B, D]` where the classifier pools the patch tokens by what it learned.
+        """
         encoder = self.model.encoder
         tokens = encoder(images).tokens
-        features = {"tokens": tokens, "mean": tokens[:, encoder.num_prefix :].mean(dim=1)}
+        patches = tokens[:, encoder.num_prefix :]
+        outputs = {"tokens": tokens, "mean": patches.mean(dim=1)}
         if encoder.num_prefix:
-            features["cls"] = tokens[:, 0]
-        if isinstance(self.model, ImageClassifier):
-            features["logits"] = self.model.head(self.model.fc_norm(features["mean"]))
-        return features
+            outputs["cls"] = tokens[:, 0]
+        if isinstance(self.model, Classifier):
+            features = Features(cls=outputs.get("cls"), mean=outputs["mean"], patches=patches, grid=encoder.grid)
+            outputs["logits"] = self.model.classify(features)
+            if self.model.pooling is not None:
+                outputs["learned"] = self.model.pooling(patches)
+        return outputs
 
 
 class PredictionGraph(nn.Module):
