@@ -132,10 +132,10 @@ def _answer(
     image = image.double()  # which autocast leaves alone
     with torch.no_grad(), _evaluating(model):
         weights = _doubles(encoder)
-        tokens = functional_call(encoder, weights, (image,)).tokens
-        mean = tokens[:, encoder.num_prefix :].mean(dim=1)
+        whole = functional_call(encoder, weights, (image,))
+        mean = whole.tokens[:, whole.num_prefix :].mean(dim=1)
         if isinstance(model, LinearProbe):
-            parts = {"cls": tokens[:, 0], "mean": mean}
+            parts = {"cls": whole.cls, "mean": mean}
             features = torch.cat([parts[name] for name in model.feature.split("+")], dim=-1)
             return mean, functional_call(model.head, _doubles(model.head), (features,))
         if isinstance(model, ImageClassifier):

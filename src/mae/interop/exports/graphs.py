@@ -38,11 +38,10 @@ class FeatureGraph(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> dict[str, Tensor]:
         """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`."""
-        encoder = self.model.encoder
-        tokens = encoder(images).tokens
-        features = {"tokens": tokens, "mean": tokens[:, encoder.num_prefix :].mean(dim=1)}
-        if encoder.num_prefix:
-            features["cls"] = tokens[:, 0]
+        encoded = self.model.encoder(images)
+        features = {"tokens": encoded.tokens, "mean": encoded.tokens[:, encoded.num_prefix :].mean(dim=1)}
+        if encoded.cls is not None:
+            features["cls"] = encoded.cls
         if isinstance(self.model, ImageClassifier):
             features["logits"] = self.model.head(self.model.fc_norm(features["mean"]))
         return features
