@@ -258,3 +258,18 @@ def test_the_doctor_finds_a_model_with_it_sound(room: str, kind: str):
     )  # fmt: skip
     stops = {finding.name: finding.value for finding in check_model(subject) if finding.level == "stop"}
     assert stops == {}
+
+
+@pytest.mark.doctor
+@pytest.mark.parametrize(("room", "kind"), EVERY)
+def test_it_works_beside_several_class_tokens(room: str, kind: str, tmp_path: Path):
+    model = model_of(room, kind, cls_tokens=3)
+    output = model(images(), plan=model.plan(images(), keys=sample_keys(0, 0, torch.arange(4))))
+    output.loss.backward()
+    tokens = model.encoder.cls_token
+    assert tokens.shape == (1, 3, 24) and output.pred.shape[:2] == (4, 24)
+    if tokens.requires_grad:
+        assert tokens.grad.abs().amax(dim=-1).min() > 0
+    assert_close(model.encode(images()).cls, model.encoder(images()).tokens[:, :3].mean(dim=1), rtol=0, atol=1e-6)
+    mae.save(model, tmp_path / "m.safetensors")
+    assert torch.equal(load_model(tmp_path / "m.safetensors", merged=False).encoder.cls_token, tokens)

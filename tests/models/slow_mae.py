@@ -47,8 +47,8 @@ def slow_forward(
 
 
 def slow_encode(weights: Weights, config: MethodConfig, image: Tensor, seen: list[int]) -> Tensor:
-    """Tokens of one image `[L, D]`, class token first if there is one."""
-    tokens = [weights["encoder.cls_token"][0, 0]] if config.encoder.cls_token else []
+    """Tokens of one image `[L, D]`, class tokens first if there are any."""
+    tokens = [*weights["encoder.cls_token"][0]] if config.encoder.cls_token else []
     for n in seen:
         values = _patch(config, image, n).reshape(-1)
         embedded = weights["encoder.patch_embed.proj.weight"] @ values + weights["encoder.patch_embed.proj.bias"]
@@ -60,7 +60,7 @@ def slow_encode(weights: Weights, config: MethodConfig, image: Tensor, seen: lis
 def _decode(weights: Weights, config: MethodConfig, latent: Tensor, seen: list[int]) -> Tensor:
     embedded = latent @ weights["decoder.embed.weight"].T + weights["decoder.embed.bias"]
     prefix = len(latent) - len(seen)
-    sequence = [embedded[0]] if prefix else []
+    sequence = [embedded[i] for i in range(prefix)]
     for n in range(config.layout.num_tokens):
         token = embedded[prefix + seen.index(n)] if n in seen else weights["decoder.mask_token"][0, 0]
         sequence.append(token + _position(weights, config, "decoder", n, config.decoder.embed_dim))

@@ -144,7 +144,9 @@ def test_another_image_size_gets_its_own_table() -> None:
         make(config=tiny_config(img_size=(8, 32)), pretrained=tiny_model(pos_embed="learned"))
 
 
-@pytest.mark.parametrize("change", [{"num_heads": 2}, {"patch_size": (2, 8)}, {"depth": 3}, {"cls_token": False}])
+@pytest.mark.parametrize(
+    "change", [{"num_heads": 2}, {"patch_size": (2, 8)}, {"depth": 3}, {"cls_token": False}, {"cls_tokens": 2}]
+)
 def test_an_encoder_of_other_sizes_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"the pre-trained encoder has {next(iter(change))}"):
         make(config=tiny_config(**change), pretrained=tiny_model())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 import mae
+from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
 from mae.models import file as storage
 from mae.models.build import build_model
@@ -188,6 +189,26 @@ def test_a_changed_configuration_does_not_reproduce_the_probe(
     rewrite(whole, change)
     with pytest.raises(MAEError, match="probe in its header is of another configuration"):
         load_model(whole)
+
+
+def test_a_file_that_is_older_than_an_option_reproduces_its_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, now = tiny_model(), MethodConfig.to_json
+
+    def before(config: MethodConfig) -> dict[str, Any]:
+        values = now(config)
+        del values["adapter"], values["encoder"]["mask_tokens"]
+        return values
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MethodConfig, "to_json", before)
+        path = write(tmp_path / "m.safetensors", model)
+    loaded, report = load_with_report(path)
+    assert loaded.config == model.config and report.probe is not None and report.probe < 1e-12
+    rewrite(path, lambda tensors, record: record["config"]["encoder"].update(mask_tokens=False))
+    with pytest.raises(MAEError, match="probe in its header is of another configuration"):
+        load_model(path)
 
 
 def test_other_code_does_not_reproduce_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

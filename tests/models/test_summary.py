@@ -24,11 +24,13 @@ def block(tokens: int, dim: int, hidden: int) -> tuple[int, int]:
     return linear(tokens, dim, 3 * dim + dim + 2 * hidden), 2 * linear(tokens, dim, tokens)
 
 
-@pytest.mark.parametrize("changes", [{}, {"cls_token": False, "patch_size": (4, 8)}, {"pos_embed": "learned"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"cls_token": False, "patch_size": (4, 8)}, {"pos_embed": "learned"}, {"cls_tokens": 4}], ids=str
+)
 def test_operations_are_those_of_the_formula(changes: dict[str, Any]) -> None:
     c = tiny_config(**changes)
     dim, decoder_dim, values = c.encoder.embed_dim, c.decoder.embed_dim, c.layout.token_values
-    tokens, prefix = c.layout.num_tokens, int(c.encoder.cls_token)
+    tokens, prefix = c.layout.num_tokens, c.encoder.cls_token and changes.get("cls_tokens", 1)
     visible = tokens // 4
     embed = linear(visible, values, dim)
     mlp, decoder_mlp = int(dim * c.encoder.mlp_ratio), int(decoder_dim * c.decoder.mlp_ratio)

@@ -94,8 +94,13 @@ def test_each_addition_changes_what_is_learned(pretrain: Run):
         assert any(not torch.equal(plain[name], other[name]) for name in plain), options
 
 
-def test_a_resumed_curriculum_goes_on_where_it_was(pretrain: Run):
-    whole = pretrain("whole", **IMPROVED, checkpoint_keep_every=3)
+@pytest.mark.parametrize(
+    "options",
+    [IMPROVED, {"cls_tokens": 4, "mask": "grid", "decoder": "cross", "steps": 11}],
+    ids=["curriculum", "tokens"],
+)
+def test_a_resumed_run_goes_on_where_it_was(options: dict[str, Any], pretrain: Run):
+    whole = pretrain("whole", **options, checkpoint_keep_every=3)
     cut = whole.folder.with_name("cut")
     shutil.copytree(whole.folder, cut)
     (cut / "summary.json").unlink()

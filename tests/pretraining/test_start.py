@@ -139,11 +139,12 @@ def test_learned_positions_are_made_for_another_size(tmp_path: Path):
         ),
         ({"in_chans": 3}, "are for 1; 'mae import --in-chans 3 --stem mean' makes such weights"),
         ({"cls_token": False}, "--cls-token is False"),
+        ({"cls_tokens": 4}, "--cls-tokens is 4, the weights of --init-from are for 1"),
         ({"pos_embed": "learned"}, "are for sincos2d"),
         ({"mlp_ratio": 4.0}, "are for 2.0"),
         ({"img_size": (9, 8)}, "not a multiple of the patch size"),
     ],
-    ids=["model", "patch", "channels", "token", "positions", "MLPs", "size"],
+    ids=["model", "patch", "channels", "token", "tokens", "positions", "MLPs", "size"],
 )
 def test_what_contradicts_them_is_refused(options: dict[str, Any], says: str, weights: Path):
     with pytest.raises(UsageError, match=says):

@@ -80,6 +80,14 @@ def test_views_are_compared_over_all_processes(runs: Path, name: str):
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-4)
 
 
+def test_class_tokens_of_a_divided_model_learn_as_in_one_process(runs: Path):
+    assert codes(runs, "tokens") == [0, 0]
+    assert losses(runs / "tokens") == pytest.approx(losses(runs / "tokens-alone"), rel=1e-6)
+    one, other = (mae.load(runs / name).encoder.cls_token for name in ("tokens-alone", "tokens"))
+    assert one.shape == (1, 4, 256)
+    torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
 def test_orthogonal_steps_of_a_divided_model_are_those_of_a_whole_one(runs: Path):
     assert codes(runs, "muon-divided") == [0, 0]
     assert losses(runs / "muon-divided") == pytest.approx(losses(runs / "muon-alone"), rel=1e-4)  # bf16, on some CPUs

@@ -39,6 +39,8 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "divided": (2, {**FSDP, "accumulate": 2, "activation_checkpointing": True}),
     "divided-bf16": (2, {**FSDP, "precision": "bf16", "compile": True}),
     "compiled": (2, {"compile": True}),
+    "tokens-alone": (1, {"cls_tokens": 4}),
+    "tokens": (2, {**FSDP, "cls_tokens": 4}),
     "improved-alone": (1, IMPROVED),
     "improved": (2, IMPROVED),
     "views-alone": (1, VIEWS),

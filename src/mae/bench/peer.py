@@ -58,11 +58,11 @@ def make_peer(model: MaskedAutoencoder) -> Peer:
     """The peer with a copy of the model's weights and position tables.
 
     Raises:
-        ValueError: a model the peer cannot be: no class token, or a patch that is not square.
+        ValueError: a model the peer cannot be: not one class token, or a patch that is not square.
     """
     config = model.config
-    if config is None or not config.encoder.cls_token or config.layout.patch[0] != config.layout.patch[1]:
-        raise ValueError("the peer needs a configuration with a class token and square patches")
+    if config is None or config.encoder.num_prefix != 1 or config.layout.patch[0] != config.layout.patch[1]:
+        raise ValueError("the peer needs a configuration with one class token and square patches")
     side = config.layout.patch[0]
     peer = Peer(
         ViTMAEConfig(

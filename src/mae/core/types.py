@@ -165,7 +165,7 @@ class Encoded:
     Attributes:
         levels: the tokens that enter the first block and those that leave each, where the decoder reads them; else the
             last ones alone. The last ones have passed the final norm.
-        num_prefix: tokens that lead each level and have no place in the grid, as the class token.
+        num_prefix: tokens that lead each level and have no place in the grid, as class tokens.
         places: numbers of the tokens that follow, `[B, V]`; None: every token of the grid in raster order, mask tokens
             standing for the masked ones.
     """
@@ -178,6 +178,11 @@ class Encoded:
     def tokens(self) -> Float[Tensor, "B L D"]:
         """The last level."""
         return self.levels[-1]
+
+    @property
+    def cls(self) -> Float[Tensor, "B D"] | None:
+        """The mean of the tokens that lead the last level; None where there are none."""
+        return self.tokens[:, : self.num_prefix].mean(dim=1) if self.num_prefix else None
 
     def mean_visible(self, plan: MaskPlan) -> Float[Tensor, "B D"]:
         """The mean visible token of each row, float32."""
@@ -196,7 +201,7 @@ class MAEOutput:
         terms: each named part of the loss, unweighted; `reconstruction` counts once.
         prediction: what the decoder predicts for the tokens in `plan.predicted`, in target units.
         plan: the mask that was used.
-        latent: the encoder's output for the visible tokens, class token first if there is one.
+        latent: the encoder's output for the visible tokens, class tokens first if there are any.
     """
 
     loss: Float[Tensor, ""]

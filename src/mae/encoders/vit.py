@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ class Features:
     """What the encoder says of whole images.
 
     Attributes:
-        cls: the class token; None for a model without one.
+        cls: the class token, of several their mean; None for a model without one.
         mean: the mean of the patch tokens.
         patches: the patch tokens in raster order.
         grid: rows and columns of the patch tokens.
@@ -54,7 +55,9 @@ class ViT(Encoder):
     norm_eps: Annotated[Epsilon, Alias("norm_eps")] = 1e-06
     """Added to the variance in every layer norm."""
     cls_token: Annotated[bool, Alias("cls_token")] = True
-    """Whether a class token leads the sequence."""
+    """Whether class tokens lead the sequence."""
+    cls_tokens: Annotated[int, Gt(0), Le(1024), Alias("cls_tokens")] = 1
+    """How many, where there are any; their mean is the feature (Pixio)."""
     pos_embed: Annotated[Literal["sincos2d", "learned"], Alias("pos_embed")] = "sincos2d"
     """sincos2d: fixed positions, for any image size. learned: trained ones, for one size."""
     mask_tokens: bool = False
@@ -66,6 +69,14 @@ class ViT(Encoder):
             raise UsageError(
                 f"mlp_ratio is {self.mlp_ratio}; with a width of {self.embed_dim} it leaves nothing of the MLPs"
             )
+
+        if self.cls_tokens > 1 and not self.cls_token:
+            raise UsageError(f"cls_tokens is {self.cls_tokens}, and cls_token is False; leave one of the two out")
+
+    @property
+    def num_prefix(self) -> int:
+        """Class tokens that lead the sequence."""
+        return self.cls_tokens if self.cls_token else 0
 
     def build(self, tokenizer: Tokenizer, **options: Any) -> "MAEEncoder":
         """The network, with fresh weights from PyTorch's global generator.
@@ -86,7 +97,9 @@ class ViT(Encoder):
 
 
 class MAEEncoder(nn.Module):
-    """Patches, positions, class token, blocks, norm (He et al. 2021, section 3, "MAE encoder").
+    """Patches, positions, class tokens, blocks, norm (He et al. 2021, section 3, "MAE encoder").
+
+    The paper has one class token; several, whose mean is the feature, are Pixio's (2025).
 
     Args:
         patch_embed: from images and the numbers of tokens to `[B, V, D]`, see `Tokenizer.embed`.
@@ -96,13 +109,14 @@ class MAEEncoder(nn.Module):
         num_heads: attention heads.
         mlp_ratio: hidden width of the MLPs over `embed_dim`.
         norm_eps: added to the variance in every layer norm.
-        cls_token: whether a class token leads the sequence.
+        cls_token: whether class tokens lead the sequence.
+        cls_tokens: how many.
         pos_embed: `sincos2d` or `learned`.
         mask_tokens: whether masked patches are replaced by a learned token instead of dropped.
         options: `drop_path`, `rank`, `world` and `activation_checkpointing` of `make_blocks`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sizes of an architecture
         self,
         *,
         patch_embed: nn.Module,
@@ -113,6 +127,7 @@ class MAEEncoder(nn.Module):
         mlp_ratio: float = 4.0,
         norm_eps: float = LAYER_NORM_EPS,
         cls_token: bool = True,
+        cls_tokens: int = 1,
         pos_embed: str = "sincos2d",
         mask_tokens: bool = False,
         **options: Any,
@@ -120,9 +135,9 @@ class MAEEncoder(nn.Module):
         super().__init__()
         self.grid = grid
         self.embed_dim = embed_dim
-        self.num_prefix = int(cls_token)
+        self.num_prefix = cls_tokens if cls_token else 0
         self.patch_embed: Any = patch_embed
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if cls_token else None
+        self.cls_token = nn.Parameter(torch.zeros(1, cls_tokens, embed_dim)) if cls_token else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if mask_tokens else None
         self.pos_embed = make_pos_embed(pos_embed, grid=grid, dim=embed_dim)
         self.blocks = make_blocks(
@@ -143,7 +158,7 @@ class MAEEncoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "B C H W"], plan: MaskPlan | None = None, *, levels: bool = False
     ) -> Encoded:
-        """Encode the visible patches (plan None: every patch in raster order); the class token leads, if there is one.
+        """Encode the visible patches (plan None: every patch in raster order); class tokens lead, if there are any.
 
         Args:
             images: normalised images.
@@ -169,7 +184,7 @@ class MAEEncoder(nn.Module):
         if plan is not None and self.mask_token is not None:
             x = torch.where(plan.hidden.unsqueeze(-1), self.mask_token.to(x.dtype), x)
         x = x + (positions if visible is None else positions[visible])
-        if self.cls_token is not None:  # its position is zero
+        if self.cls_token is not None:  # whose position is zero
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         return x
 
@@ -191,10 +206,10 @@ class MAEEncoder(nn.Module):
             x = self.blocks.through(block, x)
             if number in numbers:
                 left[number] = x[:, self.num_prefix :]
-        tokens = self.norm(x)
-        patches = tokens[:, self.num_prefix :]
+        encoded = Encoded(levels=[self.norm(x)], num_prefix=self.num_prefix, places=None)
+        patches = encoded.tokens[:, self.num_prefix :]
         return Features(
-            cls=tokens[:, 0] if self.num_prefix else None,
+            cls=encoded.cls,
             mean=patches.mean(dim=1),
             patches=patches,
             grid=grid,

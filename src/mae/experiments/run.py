@@ -40,6 +40,7 @@ _FIXED = (
     "in_chans",
     "mlp_ratio",
     "cls_token",
+    "cls_tokens",
     "pos_embed",
     "epochs",
     "steps",

@@ -23,7 +23,17 @@ from mae.models.inference import undisturbed
 from mae.models.pretrained import PretrainedEncoder
 
 _HEAD_STD = 2e-5
-_SAME = ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "norm_eps", "cls_token")
+_SAME = (
+    "patch_size",
+    "in_chans",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_ratio",
+    "norm_eps",
+    "cls_token",
+    "cls_tokens",
+)
 
 
 FEATURES = ("cls", "mean", "cls+mean")
@@ -246,7 +256,7 @@ class ImageClassifier(Classifier):
     def layer_of(self, name: str) -> int:
         """The layer of a parameter for layer-wise decay of the rate.
 
-        0 for patches, positions and class token, `k + 1` for block `k`, `num_layers` for norm and head.
+        0 for patches, positions and class tokens, `k + 1` for block `k`, `num_layers` for norm and head.
         """
         if name.startswith("encoder.blocks."):
             return int(name.split(".")[2]) + 1

@@ -344,6 +344,7 @@ class _Record:
 
     kind: str
     config: MethodConfig
+    described: Mapping[str, Any]  # the configuration as it stands there, without options that have come since
     origin: Mapping[str, Any]
     probe: OutputFingerprint | None
     classes: Classes | None = None
@@ -422,6 +423,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         return _Record(
             kind=kind,
             config=config,
+            described=record["config"],
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
             classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _CLASSIFIERS else None,
@@ -533,7 +535,7 @@ def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float |
     """
     if (stored := record.probe) is None:
         return None
-    found = output_fingerprint(model)
+    found = output_fingerprint(model, described=record.described)
     if found is None or found.image_sha256 != stored.image_sha256:
         raise MAEError(
             f"{path}: the probe in its header is of another configuration than the one beside it, so the header was "

@@ -7,10 +7,11 @@ then differ by is far below the least fault worth finding, which float32 would h
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isfinite, prod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -76,7 +77,7 @@ def _relative_difference(expected: tuple[float, ...], found: tuple[float, ...]) 
 
 
 def output_fingerprint(
-    model: PretrainedEncoder,
+    model: PretrainedEncoder, *, described: Mapping[str, Any] | None = None
 ) -> OutputFingerprint | None:
     """The answer of a model as its weights are now; the model, its device and its mode stay as they are.
 
@@ -87,6 +88,7 @@ def output_fingerprint(
 
     Args:
         model: a model made by `create_model` or `build_model`, an encoder alone, or a classifier.
+        described: its configuration as a file has it, which may be older than some of the options; None: as it is now.
 
     Returns:
         None where no probe can be made: its answer is not finite, or its image would have more than 2**24 values or,
@@ -99,7 +101,7 @@ def output_fingerprint(
     size = [side * patch for side, patch in zip(grid, config.layout.patch, strict=True)]
     if prod(grid) > _MAX_TOKENS or prod(size) * config.layout.channels > _MAX_VALUES:
         return None
-    text = json.dumps(config.to_json(), sort_keys=True)
+    text = json.dumps(config.to_json() if described is None else described, sort_keys=True)
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # below 2**63
     keys = sample_keys(seed, FIXED_EPOCH, torch.arange(4))  # one for each use, so that one stream does
     image = (2 * uniform(keys[:1], config.layout.channels * prod(size), Stream.FORWARD) - 1).reshape(
@@ -133,8 +135,8 @@ def _answer(
             whole = _Whole(model)
             return functional_call(whole, _doubles(whole), (image,))
         weights = _doubles(encoder)
-        tokens = functional_call(encoder, weights, (image,)).tokens
-        mean = tokens[:, encoder.num_prefix :].mean(dim=1)
+        whole = functional_call(encoder, weights, (image,))
+        mean = whole.tokens[:, whole.num_prefix :].mean(dim=1)
         if not isinstance(model, MaskedAutoencoder):
             return mean, None
         encoded = functional_call(encoder, weights, (image, plan), {"levels": model.reads_levels})

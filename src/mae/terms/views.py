@@ -27,7 +27,7 @@ class Projector(nn.Module):
         width: of the encoder's tokens.
         hidden: of the hidden layer.
         dim: values of a projection.
-        pool: `mean` reads the mean visible token, `cls` the class token.
+        pool: `mean` reads the mean visible token, `cls` the class token, of several their mean.
     """
 
     def __init__(self, *, width: int, hidden: int, dim: int, pool: str) -> None:
@@ -40,7 +40,11 @@ class Projector(nn.Module):
 
     def forward(self, encoded: Encoded, plan: MaskPlan) -> Float[Tensor, "B P"]:
         """The projection of each row of all processes, in order of rank."""
-        x = encoded.tokens[:, 0].float() if self.pool == "cls" else encoded.mean_visible(plan)
+        if self.pool == "mean":
+            x = encoded.mean_visible(plan)
+        else:
+            assert encoded.cls is not None  # a method without class tokens is refused by `reads_cls`
+            x = encoded.cls.float()
         return self.fc2(self.act(self.norm(self.fc1(gather_features(x)))))
 
 

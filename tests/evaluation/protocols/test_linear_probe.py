@@ -315,14 +315,20 @@ def test_a_remark_is_made_once_and_names_its_probes():
     assert remark.endswith("converged: all.")
 
 
-def test_a_model_without_class_token_and_a_function_have_the_heads_they_can(tmp_path: Path):
+def test_models_with_other_class_tokens_and_a_function_have_the_heads_they_can(tmp_path: Path):
     data = {"train": striped(40, seed=1), "test": striped(20, seed=2)}
     plain = make_task(tmp_path / "plain", small_model(cls_token=False), **data)
     function = by_function(lambda images: images[:, 0, ::4].flatten(1), img_size=(16, 16))
-    for task, name in ((plain, "mean"), (make_task(tmp_path / "function", function, **data), "features")):
+    four = make_task(tmp_path / "four", small_model(cls_tokens=4), **data)
+    cases = (
+        (plain, ["mean"]),
+        (four, ["cls", "mean", "cls+mean"]),
+        (make_task(tmp_path / "function", function, **data), ["features"]),
+    )
+    for task, names in cases:
         for official in (False, True):
             probe = LinearProbe(official=official, epochs=1, batch_size=8)
-            assert list(probe.run(task).numbers["this model"]) == [name]
+            assert list(probe.run(task).numbers["this model"]) == names
 
 
 @pytest.mark.parametrize(

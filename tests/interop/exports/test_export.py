@@ -49,6 +49,7 @@ SIZES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "low pass": ({"img_size": 16, "target": "low_pass", "target_cutoff": 0.5}, set(READ) - {"hf-vitmae"}),
     "eps": ({"img_size": 16, "norm_eps": 1e-3}, {"hf-vit", "hf-vitmae", "safetensors"}),
     "no class token": ({"img_size": 16, "cls_token": False}, {"timm", "safetensors"}),
+    "four class tokens": ({"img_size": 16, "cls_tokens": 4}, {"timm", "safetensors"}),
     "cross decoder": ({"img_size": 16, "decoder": "cross"}, {"timm", "hf-vit", "safetensors"}),
     "gaps": ({"img_size": 16, "nodata": "nan"}, {"safetensors"}),
 }

@@ -25,6 +25,7 @@ STATISTICS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1)}
 SHALLOW: dict[str, Any] = {"depth": 1, "decoder_depth": 1}  # a block more adds nothing but time
 SIZES: dict[str, dict[str, Any]] = {
     "wide, 13 channels, no class token": {**SHALLOW, "img_size": (8, 24), "in_chans": 13, "cls_token": False},
+    "three class tokens": {**SHALLOW, "img_size": 16, "cls_tokens": 3},
     "square, one channel, gaps": {**SHALLOW, "img_size": 16, "in_chans": 1, "nodata": "nan"},
 }
 
@@ -54,6 +55,8 @@ def test_an_encoder_answers_batches_of_any_size(size: str, form: str, tmp_path: 
             images[:, :, :5, :3] = float("nan")
         found = READERS[form](tmp_path, {"images": images})
         assert_same(found, model_outputs(alone, {"images": images}))
+        if "cls" in found:
+            assert_same({"cls": found["cls"]}, {"cls": model.encode(images).cls})
         assert ("cls" in found) == model.config.encoder.cls_token and all(
             answer.isfinite().all() for answer in found.values()
         )
@@ -84,7 +87,7 @@ def test_an_onnx_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
 
 WHOLE: dict[str, dict[str, Any]] = {
     "self": {**SHALLOW, "target": "hog", "target_cell": 4},
-    "cross": {**SHALLOW, "decoder": "cross"},
+    "cross": {**SHALLOW, "decoder": "cross", "cls_tokens": 3},
     "linear": {"depth": 1, "decoder": "linear", "encoder_mask_tokens": True},
 }
 

@@ -80,6 +80,12 @@ def _check_encoder(config: MethodConfig, name: str) -> None:
         raise UsageError(f"--to {name} cannot hold a model of images with nodata: it would read nodata as values")
 
 
+def _check_one_class_token(config: MethodConfig, name: str) -> None:
+    if (count := config.encoder.num_prefix) != 1:
+        option = f"--cls-tokens {count}" if count else "--no-cls-token"
+        raise UsageError(f"--to {name} holds only models with one class token, this one is of {option}; use timm")
+
+
 def check_timm(model: PretrainedEncoder) -> None:
     """timm's norms have an epsilon of 1e-6, whatever its configuration says."""
     config = _config_of(model)
@@ -96,7 +102,7 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
     config = _config_of(model)
     save_file(official_tensors(_without_decoder(model)), folder / _WEIGHTS, {"format": "pt"})
     mean, std = _statistics(config)
-    classes = model.num_classes if isinstance(model, ImageClassifier) else 0
+    classes, prefix = model.num_classes if isinstance(model, ImageClassifier) else 0, config.encoder.num_prefix
     sizes = {
         "img_size": list(config.layout.size),
         "patch_size": list(config.layout.patch),
@@ -106,7 +112,8 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
         "num_heads": config.encoder.num_heads,
         "mlp_ratio": config.encoder.mlp_ratio,
         "class_token": config.encoder.cls_token,
-        "global_pool": "avg" if classes or not config.encoder.cls_token else "token",
+        **({"reg_tokens": prefix - 1} if prefix > 1 else {}),
+        "global_pool": "token" if prefix == 1 and not classes else "avg",  # timm has no mean of class tokens
         "fc_norm": bool(classes),
     }
     described: dict[str, Any] = {
@@ -142,8 +149,7 @@ def _check_hf(model: PretrainedEncoder, name: str) -> MethodConfig:
         raise UsageError(
             f"--to {name} holds only classifiers on the class token, this one uses the mean token; use timm"
         )
-    if not config.encoder.cls_token:
-        raise UsageError(f"--to {name} holds only models with a class token, this one has none; use timm")
+    _check_one_class_token(config, name)
     return config
 
 
@@ -186,7 +192,7 @@ def _write_preprocessing(config: MethodConfig, folder: Path) -> None:
 
 
 def check_hf_vit(model: PretrainedEncoder) -> None:
-    """ViT of transformers always has a class token."""
+    """ViT of transformers always has one class token."""
     _check_hf(model, "hf-vit")
 
 
@@ -250,10 +256,9 @@ def check_official(model: PretrainedEncoder) -> None:
                 f"--to official holds only models that predict pixels, this one has target {kind}; use timm"
             )
         parts.append(config.decoder)
-    if not config.encoder.cls_token or any(part.norm_eps != MethodConfig().encoder.norm_eps for part in parts):
-        raise UsageError(
-            "--to official holds only models with a class token and norms with an epsilon of 1e-6; use timm"
-        )
+    _check_one_class_token(config, "official")
+    if any(part.norm_eps != MethodConfig().encoder.norm_eps for part in parts):
+        raise UsageError("--to official holds only norms with an epsilon of 1e-6; use hf-vit")
 
 
 def write_official(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:

@@ -43,13 +43,13 @@ class FeatureGraph(nn.Module):
         Also `learned [B, D]` where the classifier pools the patch tokens by what it learned.
         """
         encoder = self.model.encoder
-        tokens = encoder(images).tokens
-        patches = tokens[:, encoder.num_prefix :]
-        outputs = {"tokens": tokens, "mean": patches.mean(dim=1)}
-        if encoder.num_prefix:
-            outputs["cls"] = tokens[:, 0]
+        encoded = encoder(images)
+        patches = encoded.tokens[:, encoded.num_prefix :]
+        outputs = {"tokens": encoded.tokens, "mean": patches.mean(dim=1)}
+        if encoded.cls is not None:
+            outputs["cls"] = encoded.cls
         if isinstance(self.model, Classifier):
-            features = Features(cls=outputs.get("cls"), mean=outputs["mean"], patches=patches, grid=encoder.grid)
+            features = Features(cls=encoded.cls, mean=outputs["mean"], patches=patches, grid=encoder.grid)
             outputs["logits"] = self.model.classify(features)
             if self.model.pooling is not None:
                 outputs["learned"] = self.model.pooling(patches)

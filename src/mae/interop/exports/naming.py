@@ -48,8 +48,10 @@ def official_tensors(model: PretrainedEncoder) -> dict[str, Tensor]:
             tensor = tensor.reshape(-1, config.layout.channels, *config.layout.patch)
         if name == "encoder.mask_token" or rest == "pos_embed.table":  # whole images have nothing masked
             continue
+        if name == "encoder.cls_token" and tensor.shape[1] > 1:  # timm calls all but the first registers
+            tensor, tensors["reg_token"] = tensor[:, :1], tensor[:, 1:]
         tensors[rest if part == "encoder" or rest == "mask_token" else f"decoder_{rest}"] = tensor
-    lead = (0, 0, int(config.encoder.cls_token), 0)  # a row for the class token
+    lead = (0, 0, config.encoder.num_prefix, 0)  # a row for each class token
     tensors["pos_embed"] = pad(model.encoder.pos_embed(config.layout.grid).detach(), lead).unsqueeze(0)
     if isinstance(model, MaskedAutoencoder):
         tensors["decoder_pos_embed"] = pad(model.decoder.pos_embed(config.layout.grid).detach(), lead).unsqueeze(0)
