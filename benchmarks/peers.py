@@ -147,7 +147,8 @@ def run(trainer: Trainer) -> dict[str, float]:
 
     def count(block: Any, inputs: tuple[Tensor, ...]) -> None:
         nonlocal tokens
-        tokens += inputs[0].shape[0] * inputs[0].shape[1]
+        if torch.is_grad_enabled():  # not where a checkpoint's copy is tried
+            tokens += inputs[0].shape[0] * inputs[0].shape[1]
 
     module: Any = trainer.module
     counting = module.encoder.blocks[0].register_forward_pre_hook(count)
@@ -324,7 +325,9 @@ def parse_args(words: list[str] | None) -> Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--model", default="mae_vit_lesson_patch4")
     parser.add_argument("--img-size", type=int, default=32)
-    parser.add_argument("--images", type=int, default=256, help="of a peer's step, two crops of each")
+    parser.add_argument(
+        "--images", type=int, default=256, help="of a step of peers; VISReg wants more than its 64 outputs"
+    )
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 3e-4], help="peak learning rates of peers")
     parser.add_argument("--screening", type=float, help="minutes for each rate; a tenth of the fewest --minutes")
     parser.add_argument("--measuring", type=float, default=60.0, help="seconds for each method's steps a second")

@@ -1,8 +1,8 @@
-"""The comparison with joint-embedding methods: its losses train, times are equal, finished runs stay, sums are right."""
+"""The comparison with joint-embedding methods: losses train, times are equal, finished runs stay, sums are right."""
 
 from math import cos, pi
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +15,7 @@ import peers
 import peers_table
 from joint_embedding import DINO, PEERS, Progress, SimCLR, distort, pooled
 
+from mae.data.sources.open import open_labelled
 from mae.models.build import build_encoder
 from mae.models.presets import model_config
 from mae.records import read_json, write_json
@@ -44,21 +45,22 @@ def images(count: int = 16) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_lowers_its_loss_on_a_fixed_batch_and_trains_its_encoder(name):
-    peer, batch = make(PEERS[name]), images()
+    """With more images than projected values, fewer than which VISReg shrinks; DINO's target is held."""
+    peer, batch = make(PEERS[name]), images(160)
+    if name == "dino":
+        peer.loss.center_momentum = 1.0
     optimizer = make_optimizer(peer, weight_decay=peer.weight_decay, betas=(0.9, 0.999))
-    optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 1e-3
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 3e-3
     losses = []
-    for _ in range(40):
+    for _ in range(30):
         loss = peer(batch).loss
         loss.backward()
         if not losses:
-            unreached = {n for n, p in peer.encoder.named_parameters() if p.grad is None or not p.grad.any()}
-            # Softmax does not change with the bias of the keys alone: its gradient is rounding or 0.
-            assert not unreached, unreached
+            assert all(p.grad is not None and p.grad.any() for p in peer.encoder.parameters())
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert max(losses[-5:]) < 0.95 * losses[0]
     assert peer.evaluated.encode(batch).cls.isfinite().all()
 
 
@@ -175,6 +177,7 @@ def test_a_rate_is_measured_over_half_of_the_seconds_or_more(monkeypatch):
 def test_a_comparison_gives_equal_times_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     rates = {"simclr": 0.2, "dino": 0.1, "fast": 0.4}
+    out.mkdir()
     write_json(out / "measured.json", {name: {"steps_per_second": rate} for name, rate in rates.items()})
     words = asked(out, "--peers", "simclr", "dino", "--ours", "fast")
     peers.main(words)
@@ -196,7 +199,9 @@ def test_a_comparison_gives_equal_times_and_goes_on_where_it_stopped(tmp_path, m
     (killed / "left").touch()
     trained = []
     real = peers.train
-    monkeypatch.setattr(peers, "train", lambda contestant, **how: trained.append(contestant.name) or real(contestant, **how))
+    monkeypatch.setattr(
+        peers, "train", lambda contestant, **how: trained.append(contestant.name) or real(contestant, **how)
+    )
     monkeypatch.setattr(peers.mae, "evaluate", _only_of(killed, peers.mae.evaluate))
     peers.main(words)
     assert trained == ["dino"] and not (killed / "left").exists()
@@ -214,6 +219,7 @@ def _only_of(folder, evaluate):
 
 def test_the_best_rate_by_the_training_part_is_kept(tmp_path):
     out = tmp_path / "out"
+    out.mkdir()
     write_json(out / "measured.json", {"simclr": {"steps_per_second": 0.5}})
     args = peers.parse_args(asked(out, "--rates", "1e-3", "1e-9", "--screening", "0.5"))
     own = peers.measure(peers.prepare("simclr", args), args)
@@ -223,12 +229,12 @@ def test_the_best_rate_by_the_training_part_is_kept(tmp_path):
 
 
 def test_rates_are_chosen_without_test_images():
-    data = peers.open_labelled("builtin:digits", data_root=peers.Path("data"))
+    data = open_labelled("builtin:digits", data_root=Path("data"))
     part = peers.held_out_part(data)
-    names = [{source[number].name for number in range(len(source))} for source in
-             (part.train.source, part.test.source, data.test.source)] if hasattr(data.test.source, "__getitem__") else []
-    assert len(part.train.labels) + len(part.test.labels) == len(data.train.labels)
-    assert not names or not (names[0] & names[1] | names[1] & names[2])
+    splits = {"fitted": part.train, "held": part.test, "train": data.train, "test": data.test}
+    found = {name: [split.source.item_name(row) for row in range(len(split.labels))] for name, split in splits.items()}
+    assert sorted(found["fitted"] + found["held"]) == sorted(found["train"])
+    assert not set(found["held"]) & set(found["test"])
 
 
 @pytest.mark.parametrize(
