@@ -3,6 +3,7 @@
 from math import cos, pi
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -294,3 +295,45 @@ def test_tables_hold_means_intervals_and_paired_differences():
 
 def test_one_seed_has_no_interval():
     assert peers_table.interval([0.25]) == "25.0"
+
+
+def write_images(folder: Path, *, count: int, noise: bool, seed: int) -> None:
+    """Of each of four classes so many: gratings at 0, 30, 60 and 90 degrees in random colours, or noise alone.
+
+    Phase and frequency are random; mirrored, no angle is another class's.
+    """
+    draws = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:16, :16]
+    for label in range(4):
+        (folder / str(label)).mkdir(parents=True)
+        for number in range(count):
+            angle, frequency, phase = np.radians(30 * label), draws.uniform(0.12, 0.3), draws.uniform(0, 2 * pi)
+            wave = np.sin(2 * pi * frequency * (columns * np.cos(angle) + rows * np.sin(angle)) + phase)
+            one, other = draws.uniform(0, 1, (2, 3))
+            share = 0.5 + 0.5 * wave[..., None]
+            pixels = share * one + (1 - share) * other + 0.1 * draws.standard_normal((16, 16, 3))
+            if noise:
+                pixels = draws.uniform(0, 1, (16, 16, 3))
+            Image.fromarray((255 * pixels.clip(0, 1)).astype(np.uint8)).save(folder / str(label) / f"{number}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [False, True])
+def test_contrast_learns_the_angle_of_gratings_and_nothing_of_noise(tmp_path, noise):
+    """200 test images: 0.08 is 2.6 std of chance, and 0.12 that of a difference."""
+    source = tmp_path / "images"
+    write_images(source / "train", count=60, noise=noise, seed=0)
+    write_images(source / "test", count=50, noise=noise, seed=1)
+    common = "--patch-size 4 --embed-dim 48 --depth 2 --num-heads 4 --decoder-depth 1 --device cpu --workers 0"
+    words = asked(
+        tmp_path / "out", "--img-size", "16", "--images", "48", "--common", common, "--rates", "2e-3", "--minutes", "1"
+    )
+    args = peers.parse_args([str(source), *words[1:]])
+    write_json(args.out / "measured.json", {"simclr": {"steps_per_second": 250 / 60}})
+    contestant = peers.prepare("simclr", args)
+    learned = peers_table.scores_of(peers.finished(contestant, 1, 0, args))["k-NN"]
+    if noise:
+        assert abs(learned - 0.25) < 0.08
+    else:
+        fresh = peers.untrained(contestant.prepared, 0, args)["scores"]["knn"]["this model"]
+        assert learned > max(of["20"]["top1"] for of in fresh.values()) + 0.12
