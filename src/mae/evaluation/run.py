@@ -296,11 +296,18 @@ class Evaluator:
             )
         if result.ranking is not None:
             which = f"{title}: {result.ranked_by}" if result.ranked_by else title
-            matrix = confusion_matrix(result.ranking[:, 0], task.labels("test"), num_classes=task.num_classes)
+            # Asked here: several processes ask for images and labels together, and only the main one draws.
+            images, labels = task.images("test"), task.labels("test")
+            matrix = confusion_matrix(result.ranking[:, 0], labels, num_classes=task.num_classes)
             drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=which)
             if matrix.trace() < matrix.sum():
                 drawn["confused"] = partial(
-                    draw_confused, task, result.ranking[:, 0], title=f"Commonest confusions: {which}"
+                    draw_confused,
+                    images,
+                    labels,
+                    result.ranking[:, 0],
+                    names=task.class_names,
+                    title=f"Commonest confusions: {which}",
                 )
         names = {what: f"{record.stem}-{what}.png" for what in drawn}
         for what, draw in drawn.items():

@@ -32,7 +32,8 @@ def test_images_of_a_pair_are_of_that_pair(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         confused, "write_examples", lambda *args, **named: (seen.update(rows=args[1], **named), drawn(*args, **named))
     )
-    draw_confused(task, predicted, title="t", path=tmp_path / "c.png")
+    images, labels = task.images("test"), task.labels("test")
+    draw_confused(images, labels, predicted, names=task.class_names, title="t", path=tmp_path / "c.png")
     assert seen["rows"] == [task.images("test").readable[wrong[:5]].tolist()]
     assert seen["notes"][0][0][2] == f"7 of {int((labels == 0).sum())}"
     assert (tmp_path / "c.png").stat().st_size > 1000

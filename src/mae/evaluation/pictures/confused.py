@@ -1,40 +1,50 @@
 """Example images of the classes that a model confuses most."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtyping import Int64
 from torch import Tensor
 
+from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.metrics import confusion_matrix
-from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.pictures.examples import write_examples
 
 _PAIRS, _EACH = 4, 5
 """Pairs of classes, and images of each."""
 
 
-def draw_confused(task: LabelledTask, predicted: Int64[Tensor, " m"], *, title: str, path: Path) -> None:
+def draw_confused(
+    images: ImageSet,
+    labels: Int64[Tensor, " m"],
+    predicted: Int64[Tensor, " m"],
+    *,
+    names: Sequence[str],
+    title: str,
+    path: Path,
+) -> None:
     """Write test images of the commonest confusions as one PNG, a row for each pair of true and predicted class.
 
     Args:
-        task: the test images and their classes.
-        predicted: the class that each readable test image was given, at least one of them a wrong one.
+        images: the test images.
+        labels: the class of each readable one.
+        predicted: the class that each of these was given, at least one of them a wrong one.
+        names: of the classes.
         title: printed above.
         path: the PNG.
 
     Raises:
         MAEError: an image cannot be read, or the file not be written.
     """
-    labels, names, numbers = task.labels("test"), task.class_names, task.images("test").readable
-    rows, notes = [], []
-    for true, given, count in commonest_confusions(labels, predicted, num_classes=task.num_classes):
+    rows, notes, numbers = [], [], images.readable
+    for true, given, count in commonest_confusions(labels, predicted, num_classes=len(names)):
         found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
         said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
         rows.append([*found, *[None] * (_EACH - len(found))])
-        notes.append([*[[*said, task.images("test").item_name(number)] for number in found]])
+        notes.append([*[[*said, images.item_name(number)] for number in found]])
         notes[-1] += [[""] * 4] * (_EACH - len(found))
     caption = "The commonest confusions, a row each: how many images of the true class were given the other one."
-    write_examples(task.images("test"), rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
+    write_examples(images, rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
 
 
 def commonest_confusions(
