@@ -59,7 +59,7 @@ class CountingTarget:
     """The model's own target, counting the patches it is asked for."""
 
     def __init__(self, target: Any) -> None:
-        self.target = target
+        self.target, self.needs = target, target.needs
         self.rows = 0
 
     def __call__(self, batch: Batch, tokens: Tensor | None = None, taught: Taught | None = None) -> Tensor:

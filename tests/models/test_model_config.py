@@ -51,9 +51,10 @@ def described(flat: str, value: Any) -> dict[str, Any]:
 
 PAIRS, STATISTICS = ("img_size", "patch_size"), ("mean", "std")
 NUMBERS = [name for name, value in MethodConfig().flat().items() if type(value) in (int, float)]
-WEIGHTS = ("laplacian", "uniformity", "focal_frequency")
+WEIGHTS = tuple(kinds("terms"))
+_VICREG = ("vicreg_invariance", "vicreg_variance", "vicreg_covariance")
 # No model is larger for these, so they need no upper bound; a patch factor is compared with the images.
-UNBOUNDED = ("mask_ratio", "focal_frequency_alpha", *WEIGHTS)
+UNBOUNDED = ("mask_ratio", "focal_frequency_alpha", "infonce_temperature", *_VICREG, *WEIGHTS)
 FACTOR = "focal_frequency_patch_factor"
 HOSTILE: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in ("12", None, [1], {}, True, float("nan"))),

@@ -185,6 +185,6 @@ def test_a_batch_may_hold_one_image(pretrain: Run, options: dict[str, Any]):
 
 def test_a_batch_of_one_image_cannot_be_shared(pretrain: Run):
     for options, told in (({"accumulate": 2}, "multiple of 2"), ({"repeated_aug": 2}, "multiple of 2"),
-                          ({"uniformity": 0.1}, "leaves one")):  # fmt: skip
+                          ({"uniformity": 0.1}, "leaves 1; expected 2 at least")):  # fmt: skip
         with pytest.raises(UsageError, match=told):
             pretrain(batch_size=1, steps=3, **options)

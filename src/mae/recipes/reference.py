@@ -157,4 +157,6 @@ def _is_of_the_same(stored: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
         defaults |= defaults_of(slot, kept[slot]) if kept[slot] is not None else {}
     defaults = json.loads(records.json_text(defaults))
     names = {*stored, *kept} - _LENGTH_AND_RATE
-    return all(stored.get(name, defaults.get(name)) == kept.get(name) for name in names)
+    # Of a run whose model is not built yet, what its model decides is None.
+    younger = {name: (None, defaults.get(name)) for name in names - stored.keys()}
+    return all(kept.get(name) in younger.get(name, (stored.get(name),)) for name in names)

@@ -1,13 +1,14 @@
 """LeJEPA: views of an image alike, and all images together normally distributed by their characteristic function."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 from jaxtyping import Float
 from torch import Tensor
 
-from mae.core.component import Count, Share, Weight
+from mae.core.component import Share, Weight
 from mae.core.contracts import Step
 from mae.terms.views import ViewTerm, centre_distance, unit_directions
 
@@ -34,7 +35,7 @@ class SIGReg(ViewTerm):
     """Weight of a term that makes views of an image alike and images normally distributed (LeJEPA). 0: without."""
     balance: Share = 0.05
     """Fraction of the distribution in it (lambda); the rest is the distance of views."""
-    directions: Count = 256
+    directions: Annotated[int, Gt(0), Le(16384)] = 256
     """Random directions (M) on which the distribution is looked at."""
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:

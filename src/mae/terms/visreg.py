@@ -1,13 +1,14 @@
 """VISReg: views of an image alike, and all images together normally distributed in mean, std and shape."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 from jaxtyping import Float
 from torch import Tensor
 
-from mae.core.component import Count, Share, Weight
+from mae.core.component import Share, Weight
 from mae.core.contracts import Step
 from mae.terms.views import ViewTerm, centre_distance, unit_directions
 
@@ -38,7 +39,7 @@ class VISReg(ViewTerm):
     """Weight of a term that makes views of an image alike and images normally distributed (VISReg). 0: without."""
     balance: Share = 0.6
     """Fraction of the distribution in it (lambda); the rest is the distance of views."""
-    directions: Count = 1024
+    directions: Annotated[int, Gt(0), Le(16384)] = 1024
     """Random directions (M) on which the shape of the distribution is looked at."""
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
