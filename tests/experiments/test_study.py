@@ -123,7 +123,7 @@ def test_refused_study_writes_nothing(labelled: Path, tmp_path: Path):
             study("compare", labelled, out=out, **{**TINY, **changes})
         assert not out.exists()
     unsettled = {name: value for name, value in TINY.items() if name != "batch_size"}
-    with pytest.raises(UsageError, match=r"the variants differ in --batch-size \(original: 60, demo: 32\)"):
+    with pytest.raises(UsageError, match=r"the variants differ in --batch-size \(original: 8, demo: 32\)"):
         study("compare", labelled, out=out, variants=["original", "demo"], **unsettled)
     assert not out.exists()
     out.mkdir()

@@ -65,7 +65,7 @@ def test_other_files_are_matched_by_the_names_of_their_channels(tmp_path: Path, 
     first, second = (load_file(path)["mean"] for path in found)
     assert np.array_equal(first, second) and np.isfinite(first).all()
     pictures = [
-        mae.reconstruct(result.folder, folder / "00.npy", out=tmp_path / "o.png", device="cpu").numbers[0]
+        mae.reconstruct(result.folder, folder / "00.npy", out=tmp_path / f"{folder.name}.png", device="cpu").numbers[0]
         for folder in (tmp_path / "tiles", shuffled)
     ]
     assert pictures[0] == pictures[1] and np.isfinite(pictures[0].masked_mse)

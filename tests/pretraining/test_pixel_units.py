@@ -215,8 +215,8 @@ def test_a_filled_picture_has_the_numbers_of_its_file(runs, tmp_path):
     scene, hole = next(scenes()).astype("f4"), torch.zeros(12, 12)
     hole[4:6, 4:6] = 1
     tifffile.imwrite(tmp_path / "a.tif", scene, photometric="minisblack", planarconfig="contig")
-    for run in runs.values():
-        options = {"mask": hole, "inpaint": True, "out": tmp_path / "o.png", **CPU}
+    for number, run in enumerate(runs.values()):
+        options = {"mask": hole, "inpaint": True, "out": tmp_path / f"{number}.png", **CPU}
         mae.reconstruct(run, tmp_path / "a.tif", **options)
-        written = tifffile.imread(tmp_path / "o-filled.tif")
+        written = tifffile.imread(tmp_path / f"{number}-filled.tif")
         assert written.dtype == np.float32 and 100 < written.min() < written.max() < 10000
