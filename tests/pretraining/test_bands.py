@@ -72,7 +72,7 @@ def test_other_files_are_matched_by_the_names_of_their_channels(tmp_path: Path, 
     nested = shuffled / "scene"
     nested.mkdir()
     (shuffled / "00.npy").rename(nested / "00.npy")
-    again = mae.reconstruct(result.folder, nested / "00.npy", out=tmp_path / "o.png", device="cpu").numbers[0]
+    again = mae.reconstruct(result.folder, nested / "00.npy", out=tmp_path / "nested.png", device="cpu").numbers[0]
     assert again == pictures[0]  # the names stand above it
     (shuffled / "channels.txt").write_text("B11\nB04\nB02\n")
     with pytest.raises(UsageError, match="00.npy has 5 channels, and 3 are named in the channels.txt above it"):
