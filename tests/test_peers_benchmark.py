@@ -14,7 +14,8 @@ pytest.importorskip("lightly", reason="lightly, whose losses the peers have, is 
 import joint_embedding
 import peers
 import peers_table
-from joint_embedding import DINO, PEERS, Progress, SimCLR, distort, pooled
+from joint_embedding import DINO, PEERS, LeJEPA, Progress, SimCLR, VISReg, distort, pooled
+from lightly.loss.visreg_loss import visreg_shape_loss
 
 from mae.data.sources.open import open_labelled
 from mae.models.build import build_encoder
@@ -74,6 +75,22 @@ def test_the_two_views_of_an_image_are_compared_with_each_other():
     others = similar.sum(dim=1) - similar.diagonal()
     expected = torch.stack([-(similar[i, i ^ 1] / others[i]).log() for i in range(6)]).mean()
     torch.testing.assert_close(peer(batch).loss, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_views_are_drawn_together_beside_what_keeps_them_apart():
+    """The distance of two views to their mean is half of that between them; both losses are sums with it."""
+    views = torch.randn(2, 128, 64, generator=torch.Generator().manual_seed(4))
+    apart = ((views[0] - views[1]) / 2).square().mean()
+    lejepa, visreg = make(LeJEPA), make(VISReg)
+    torch.manual_seed(5)
+    regular = lejepa.sigreg(views)
+    torch.manual_seed(5)
+    torch.testing.assert_close(lejepa.compare(images(2), views), 0.05 * regular + 0.95 * apart)
+    torch.manual_seed(5)
+    shape = visreg_shape_loss(views, num_slices=4096)
+    scale, center = (1 - views.std(dim=1, correction=0)).square().mean(), views.mean(dim=1).square().mean()
+    torch.manual_seed(5)
+    torch.testing.assert_close(visreg.compare(images(2), views), 0.4 * apart + 0.6 * (scale + shape + center))
 
 
 def test_a_teacher_is_the_moving_average_and_is_not_trained():
