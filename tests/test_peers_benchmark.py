@@ -235,6 +235,17 @@ def _only_of(folder, evaluate):
     return checked
 
 
+def test_every_protocol_gives_the_table_a_number(tmp_path, monkeypatch):
+    monkeypatch.setitem(peers.PROTOCOLS, "finetune", ("labels", {"shares": ("50%", "100%"), "steps": 2}))
+    monkeypatch.setitem(peers.PROTOCOLS, "attentive_probe", ("attentive_probe", {"epochs": 1}))
+    args = peers.parse_args(asked(tmp_path / "out", "--evaluate", *peers.PROTOCOLS))
+    found = peers_table.scores_of(peers.untrained(peers.prepare("simclr", args).prepared, 0, args))
+    assert list(found) == [
+        "k-NN", "linear probe", "attentive probe", "fine-tuning, 50 %", "fine-tuning, 100 %",
+    ]  # fmt: skip
+    assert all(0 <= value <= 1 for value in found.values())
+
+
 def test_the_best_rate_by_the_training_part_is_kept(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
