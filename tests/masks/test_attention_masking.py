@@ -143,3 +143,13 @@ def test_a_run_resumes_with_the_same_masks(tmp_path: Path):
     resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
     one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("target", "calls"), [("pixels", 0), ("features", 1)])
+def test_the_teacher_is_asked_for_features_only_where_somebody_reads_them(target: str, calls: int):
+    model = mae.create_model("mae_vit_lesson_patch4", **SIZES, mask="attention", teacher="ema", target=target)
+    assert model.teacher is not None
+    asked: list[None] = []
+    model.teacher.register_forward_hook(lambda *_: asked.append(None))
+    model(torch.randn(2, 3, 16, 24)).loss.backward()
+    assert len(asked) == calls

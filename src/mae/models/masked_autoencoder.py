@@ -168,25 +168,30 @@ class MaskedAutoencoder(PretrainedEncoder):
         return self.teacher.scores(Batch(x=images, tokenizer=self.tokenizer))  # type: ignore[operator]
 
     def taught(self, batch: Batch) -> Taught:
-        """What the teacher says of a batch, by name; nothing where there is none.
+        """What the teacher says of a batch, by name; nothing where there is none, or nobody reads it.
 
         Raises:
             UsageError: target or terms need a teacher whose network is not there.
         """
+        if not self._reads_teacher:  # one that the mask alone follows is not asked for more
+            return {}
         if self.teacher is not None:
             return self.teacher(batch)
-        if not self.has_loss:
-            source = getattr(self._teacher_component, "source", "none")
-            raise UsageError(
-                f"this model's loss compares with a teacher, and no model's file holds one (teacher_source {source}); "
-                "use encode or predict, or train with mae.pretrain, which opens the teacher"
-            )
-        return {}
+        source = getattr(self._teacher_component, "source", "none")
+        raise UsageError(
+            f"this model's loss compares with a teacher, and no model's file holds one (teacher_source {source}); "
+            "use encode or predict, or train with mae.pretrain, which opens the teacher"
+        )
+
+    @property
+    def _reads_teacher(self) -> bool:
+        """Whether target or terms read the teacher's outputs."""
+        return bool(self.target.needs or any(term.needs for term in self.terms))
 
     @property
     def has_loss(self) -> bool:
         """Whether a loss can be computed: not where target or terms need a teacher whose network is not there."""
-        return self.teacher is not None or not (self.target.needs or any(term.needs for term in self.terms))
+        return self.teacher is not None or not self._reads_teacher
 
     def predict(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Float[Tensor, "B N P"]:
         """The prediction for every token in raster order, without a loss; so no teacher is needed.
