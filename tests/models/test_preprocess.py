@@ -146,6 +146,8 @@ for call in (
     lambda: model(numpy.zeros((1, 32, 32, 3))),
     lambda: model.preprocess(7),
     lambda: mae.create_model("mae_vit_lesson_patch4", pretrained=True),
+    lambda: mae.create_model(pretrained=True),
+    lambda: mae.create_model(),
 ):
     try:
         call()
@@ -153,7 +155,8 @@ for call in (
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    array, number, pretrained = done.stdout.splitlines()
+    array, number, pretrained, nameless, nothing = done.stdout.splitlines()
     assert "of type ndarray; expected a tensor" in array and "model.preprocess" in array
     assert "image 1 is of type int; expected a file, an image of Pillow" in number
-    assert "mae.load('official/base')" in pretrained
+    assert "mae.load('official/base')" in pretrained and nameless == pretrained
+    assert "takes the name of a model, such as 'mae_vit_" in nothing

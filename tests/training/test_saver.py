@@ -13,7 +13,7 @@ from mae.training.settings import PeriodicTask
 
 
 def test_writer_runs_one_function_at_a_time():
-    writer, go, done = BackgroundWriter(), threading.Event(), []
+    writer, go, done = BackgroundWriter("checkpoint"), threading.Event(), []
     writer.begin(lambda: (go.wait(10), done.append(1)))
     assert writer.busy and done == []
     go.set()
@@ -23,7 +23,7 @@ def test_writer_runs_one_function_at_a_time():
 
 
 def test_writer_raises_a_failure_once():
-    writer = BackgroundWriter()
+    writer = BackgroundWriter("checkpoint")
 
     def fail() -> None:
         raise MAEError("no space")
@@ -38,9 +38,9 @@ def test_writer_raises_a_failure_once():
 
 
 def test_hanging_writer():
-    writer, go = BackgroundWriter(timeout=0.05), threading.Event()
+    writer, go = BackgroundWriter("checkpoint", timeout=0.05), threading.Event()
     writer.begin(go.wait)
-    with pytest.raises(MAEError, match=r"not written within 0.05 s: the file system hangs"):
+    with pytest.raises(MAEError, match=r"a checkpoint was not written within 0.05 s: the file system hangs"):
         writer.wait()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "checkpoint")
     go.set()
@@ -57,6 +57,26 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(checkpoint, "stage", slow)
     return free
+
+
+@pytest.mark.parametrize(("fails_at", "told"), [(None, "picture"), (5, "something else")])
+def test_a_task_is_finished_once_however_a_run_ends(tmp_path: Path, fails_at: int | None, told: str):
+    """What a task left to a thread is done when `run` returns; a run that fails tells its own error."""
+    trainer, finished = make_trainer(tmp_path, total_steps=8), []
+
+    def look(step: int) -> None:
+        if step == fails_at:
+            raise RuntimeError("something else")
+
+    def finish() -> None:
+        finished.append(trainer.step)
+        raise MAEError("the picture could not be written")
+
+    task = PeriodicTask(every=1, run=look, finish=finish)
+    with pytest.raises((MAEError, RuntimeError), match=told):
+        trainer.run(tasks=[task])
+    assert finished == [fails_at or 8]
+    assert checkpoint.find_checkpoint(tmp_path) == tmp_path / f"step-{4 if fails_at else 8:08}"
 
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_what_was(tmp_path: Path, slow_disk: threading.Event):

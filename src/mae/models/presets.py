@@ -137,7 +137,7 @@ def find_model(name: str) -> Factory:
     return _MODELS[ALIASES.get(name, name)]
 
 
-def create_model(name: str, **overrides: Any) -> "MaskedAutoencoder":
+def create_model(name: str | None = None, **overrides: Any) -> "MaskedAutoencoder":
     """A model by name with fresh weights, any option overridden.
 
     Args:
@@ -153,6 +153,8 @@ def create_model(name: str, **overrides: Any) -> "MaskedAutoencoder":
             "create_model makes fresh weights and takes no pretrained; trained ones come by mae.load, of a run, a file "
             "or public weights such as mae.load('official/base') ('mae list weights' shows all)"
         )
+    if name is None:
+        raise UsageError(f"create_model takes the name of a model, such as {list_models()[0]!r} ('mae list models')")
     return find_model(name)(**overrides)
 
 

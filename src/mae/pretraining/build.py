@@ -39,6 +39,7 @@ from mae.report.figures.tones import rgb_channels
 from mae.training.checkpoint import folder_step, leftover_bytes
 from mae.training.engine import Trainer
 from mae.training.optimizer import make_optimizer
+from mae.training.saver import BackgroundWriter
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, TrainingSettings
 from mae.training.sharding import shard
@@ -315,15 +316,21 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
-def panel_drawer(prepared: RunContext, model: MaskedAutoencoder) -> Callable[[int], None]:
-    """A function that draws the same images under the same masks each time it is called; nothing where it cannot."""
+def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: BackgroundWriter) -> Callable[[int], None]:
+    """A function that draws the same images under the same masks each time it is called; nothing where it cannot.
+
+    The model predicts at once; `writer` makes a picture of it while the training goes on.
+    """
     if not predicts_pixels(model):
         return lambda step: None  # a task all the same: every process has as many
     config = prepared.method
     rgb = rgb_channels(config.tokenizer.channels, prepared.config.machine.rgb)
     crops, keys = pictured(prepared.images, config.tokenizer.img_size, seed=prepared.config.optim.seed)
-    images = normalise(crops.to(prepared.device), *prepared.statistics())
-    plan = model.plan(images, keys=keys)
+    on_device = normalise(crops.to(prepared.device), *prepared.statistics())
+    plan, images = (
+        model.plan(on_device, keys=keys),
+        on_device.cpu(),
+    )  # and so are the pictures: no thread else uses a GPU
 
     def draw(step: int) -> None:
         title = f"{prepared.config.model}, step {step} of {prepared.total_steps}"
@@ -331,7 +338,7 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder) -> Callable[[in
         assert config.tokenizer.mean is not None and config.tokenizer.std is not None
         views = reconstruct(model, images, plan)
         statistics = {"mean": config.tokenizer.mean, "std": config.tokenizer.std}
-        draw_panels(images, views, **statistics, rgb=rgb, path=path, title=title)
+        writer.begin(partial(draw_panels, images, views, **statistics, rgb=rgb, path=path, title=title))
 
     return draw
 

@@ -49,6 +49,7 @@ from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import Callback, JsonLines, read_rows
 from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
+from mae.training.saver import BackgroundWriter
 from mae.training.settings import PeriodicTask
 from mae.training.trackers.installed import check_trackers
 from mae.training.trackers.open import open_trackers
@@ -335,13 +336,16 @@ def _see_doctor(prepared: RunContext, model: MaskedAutoencoder, console: Console
 
 def _make_tasks(prepared: RunContext, model: nn.Module, console: Console) -> list[PeriodicTask]:
     assert isinstance(model, MaskedAutoencoder)
-    every = _steps_between_tasks(prepared)
-    panels, monitor = panel_drawer(prepared, model), make_monitor(prepared, model, console)
-    return [PeriodicTask(every=steps, run=run) for steps, run in zip(every, (panels, monitor), strict=True)]
+    watching, drawing = _steps_between_tasks(prepared)
+    writer = BackgroundWriter("picture")
+    return [
+        PeriodicTask(every=watching, run=make_monitor(prepared, model, console)),
+        PeriodicTask(every=drawing, run=panel_drawer(prepared, model, writer), finish=writer.wait),
+    ]
 
 
 def _steps_between_tasks(prepared: RunContext) -> tuple[int, int]:
-    return max(1, prepared.total_steps // 8), steps_between_looks(prepared)
+    return steps_between_looks(prepared), max(1, prepared.total_steps // 8)
 
 
 def _train(

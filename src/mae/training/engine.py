@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -161,7 +161,12 @@ class Trainer:
                 self._loop(batches, observers, tasks)
             except Exception:
                 self._saver.rescue()
+                for task in tasks:
+                    with suppress(Exception):  # the run's own error is reported
+                        task.finish()
                 raise
+            for task in tasks:
+                task.finish()
         return self.step == self.settings.total_steps
 
     def _loop(

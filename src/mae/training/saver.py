@@ -25,11 +25,12 @@ class BackgroundWriter:
     """Runs one function at a time in a thread; keeps its failure until `wait` or `begin` raises it.
 
     Args:
+        what: what it writes, for messages.
         timeout: seconds after which the function counts as hanging.
     """
 
-    def __init__(self, *, timeout: float = _TIMEOUT_SECONDS) -> None:
-        self._timeout = timeout
+    def __init__(self, what: str, *, timeout: float = _TIMEOUT_SECONDS) -> None:
+        self._what, self._timeout = what, timeout
         self._failure: BaseException | None = None
         self._finished = threading.Event()
         self._finished.set()
@@ -62,7 +63,7 @@ class BackgroundWriter:
                 self._finished.set()
 
         # A daemon: a file system that hangs must not keep the process from ending.
-        threading.Thread(target=run, name="checkpoint", daemon=True).start()
+        threading.Thread(target=run, name=self._what, daemon=True).start()
 
     def wait(self) -> None:
         """Wait until no function is running.
@@ -72,7 +73,7 @@ class BackgroundWriter:
         """
         if not self._finished.wait(self._timeout):
             raise MAEError(
-                f"a checkpoint was not written within {self._timeout:g} s: the file system hangs; repair it, then "
+                f"a {self._what} was not written within {self._timeout:g} s: the file system hangs; repair it, then "
                 "resume from the previous checkpoint with --resume"
             )
         if self._failure is not None:
@@ -93,7 +94,7 @@ class CheckpointSaver:
 
     def __init__(self, spec: CheckpointSpec, *, settings: TrainingSettings, world: World) -> None:
         self._spec, self._settings, self._world = spec, settings, world
-        self._writer = BackgroundWriter()
+        self._writer = BackgroundWriter("checkpoint")
         self._saved_at = time.monotonic()
         self._pending: int | None = None  # the step of the checkpoint that is being written
         self.saved_step = -1

@@ -62,8 +62,11 @@ class PeriodicTask:
         every: steps between two calls.
         run: called with the number of steps done; the numbers it returns, by name, are logged as a row.
         everywhere: whether all processes run it together, or the main one while the others wait.
+        finish: waits for what `run` left to be done beside the training; called after the last step, and where a run
+            stops or fails.
     """
 
     every: int
     run: Callable[[int], Mapping[str, float] | None]
     everywhere: bool = False
+    finish: Callable[[], None] = lambda: None

@@ -81,7 +81,8 @@ def outline(image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]) -> Float32
     # PyTorch's product, not NumPy's: callers limit its threads, and two images at once wait for each other in NumPy's.
     waves = (_slowest(grey.shape[0]) @ grey @ _slowest(grey.shape[1]).T).flatten()[1:].numpy()
     # What is left of a constant image has no direction.
-    waves[np.abs(waves) < _ROUNDING * float(grey.abs().max())] = 0
+    lowest, highest = grey.aminmax()
+    waves[np.abs(waves) < _ROUNDING * max(float(highest), -float(lowest))] = 0
     return (waves * scale).astype(np.float32)
 
 

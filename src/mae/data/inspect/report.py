@@ -159,7 +159,7 @@ def inspect_images(
     mean: Sequence[float],
     std: Sequence[float],
     seed: int,
-    limit: int = 512,
+    limit: int = 256,
     seconds: float = 8.0,
 ) -> DataReport:
     """Looks at some images as they lie in the files and as a run's first epoch would show them.

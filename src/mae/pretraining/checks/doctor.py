@@ -42,7 +42,7 @@ from mae.training.run_folder import RunFolder, find_weights
 _IMAGES = 2  # enough for every check of the model, and of a large one on a CPU each costs seconds
 """Real crops that the model is checked with: each must come out right, so more would show no more."""
 _PROBED_PARTS = (2, 4)
-_STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 0.4, 0.3, 6.0
+_STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 0.2, 0.2, 6.0
 _MEMORY_SHARE = 0.9
 _FEW_PATCHES, _FEW_VISIBLE = 16, 4
 """Of a 4 x 4 grid a quarter is 4 patches; with one visible patch there is no relation of patches to be seen."""

@@ -33,6 +33,7 @@ from mae.pretraining.build import candidates, readable
 from mae.pretraining.resolve import RunContext
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.text import visible
+from mae.training.device import autocast
 
 NEIGHBOURS = 20
 PENALTY = 1e-3
@@ -164,7 +165,8 @@ class _HeldOut:
         for part, part_keys in zip(crops.split(_BATCH_SIZE), keys.split(_BATCH_SIZE), strict=True):
             images = normalise(part.to(prepared.device), *prepared.statistics())
             plan = self._model.plan(images, keys=part_keys)
-            total += len(part) * float(self._model(images, plan=plan).terms["reconstruction"])
+            with autocast(prepared.config.optim.precision, prepared.device):
+                total += len(part) * float(self._model(images, plan=plan).terms["reconstruction"])
         return total / len(crops)
 
 
@@ -241,8 +243,9 @@ def _outlines(crops: _Pixels) -> Float32[np.ndarray, "n waves"]:
 
 
 def _encode(prepared: RunContext, model: MaskedAutoencoder, crops: _Pixels) -> Float[Tensor, "n D"]:
-    """Mean tokens on the CPU."""
+    """Mean tokens on the CPU, computed in the precision of the training."""
     parts: Iterable[Tensor] = (
         normalise(part.to(prepared.device), *prepared.statistics()) for part in crops.split(_BATCH_SIZE)
     )
-    return torch.cat([model.encode(images).mean.float().cpu() for images in parts])
+    with autocast(prepared.config.optim.precision, prepared.device):
+        return torch.cat([model.encode(images).mean.float().cpu() for images in parts])

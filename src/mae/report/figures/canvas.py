@@ -115,7 +115,8 @@ def save_png(figure: "Figure", path: Path) -> None:
         MAEError: the file cannot be written.
     """
     with whole_file(path, what="picture") as unfinished, _without_glyph_warnings():
-        figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white")
+        # Level 3 takes a third of the time of 6, for files a twentieth larger.
+        figure.savefig(unfinished, format="png", dpi=DPI, facecolor="white", pil_kwargs={"compress_level": 3})
 
 
 @contextmanager
