@@ -69,6 +69,14 @@ MEANINGS: Mapping[str, Meaning] = {
     "uniformity": Meaning(
         name="uniformity", better="down", normal="0 (collapse) to about -4 (spread out evenly in a wide space)"
     ),
+    "codes_used": Meaning(
+        name="codes used",
+        better="up",
+        normal="from 1 (collapse) to all codes of the codebook (used evenly): the exponential of their entropy",
+    ),
+    "codes_restarted": Meaning(
+        name="codes restarted", better=None, normal="how often a code that was hardly used began anew at a patch"
+    ),
     "alignment": Meaning(
         name="alignment",
         better="down",

@@ -44,6 +44,7 @@ class Stream(IntEnum):
     WINDOW = 12
     DIRECTIONS = 13
     COLOUR = 14
+    CODES = 15
 
 
 def _signed(constant: int) -> int:

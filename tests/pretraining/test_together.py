@@ -80,6 +80,18 @@ def test_views_are_compared_over_all_processes(runs: Path, name: str):
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["codes", "codes-divided"])
+def test_a_codebook_learns_of_the_images_of_all_processes(runs: Path, name: str):
+    assert codes(runs, name) == [0, 0]
+    assert losses(runs / name) == pytest.approx(losses(runs / "codes-alone"), rel=1e-5)
+    one, other = (
+        load_file(runs / run / "checkpoints" / "step-00000006" / "teacher.safetensors") for run in ("codes-alone", name)
+    )
+    assert one.keys() == other.keys() and one["used"].count_nonzero() > 1
+    for key in one:
+        torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
+
+
 def test_class_tokens_of_a_divided_model_learn_as_in_one_process(runs: Path):
     assert codes(runs, "tokens") == [0, 0]
     assert losses(runs / "tokens") == pytest.approx(losses(runs / "tokens-alone"), rel=1e-6)

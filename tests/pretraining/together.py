@@ -33,6 +33,8 @@ IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
 """The images of a batch are compared with each other, and how much of them is hidden changes."""
 VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated_aug": 2, "accumulate": 2}
 """Views of an image are compared, by terms with networks of their own."""
+CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy", "teacher_codes": 8, "teacher_restart": 0.0}
+"""A codebook learns of the images of all; without new beginnings, which are at patches of the main process."""
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
@@ -46,6 +48,9 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "views-alone": (1, VIEWS),
     "views": (2, VIEWS),
     "views-divided": (2, {**FSDP, **VIEWS}),
+    "codes-alone": (1, CODES),
+    "codes": (2, CODES),
+    "codes-divided": (2, {**FSDP, **CODES, "accumulate": 2}),
     "muon-alone": (1, {"optimizer": "muon"}),
     "muon-divided": (2, {**FSDP, "optimizer": "muon"}),
 }

@@ -36,6 +36,12 @@ def check_method(method: "MethodConfig") -> None:
             raise UsageError(
                 f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
             )
+    if target.classes != method.loss.reads_classes:
+        classes = "classes" if target.classes else "no classes"
+        fitting = "--loss cross_entropy" if target.classes else "another --loss, or --target codes"
+        raise UsageError(
+            f"target {target.kind} has {classes}, and loss {method.loss.kind} does not fit it; give {fitting}"
+        )
     if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
         have = "" if method.encoder.mask_tokens else "no "
         raise UsageError(

@@ -163,11 +163,13 @@ class Target(Component):
         to_pixels: from target values to raw ones, `(values, batch, tokens) -> [B, M, P]`; None where there is no way
             back: no panels are then drawn, no PSNR is measured.
         reads_whole: whether a token's target depends on samples beyond that token.
+        classes: whether values are probabilities of classes, for a loss that `reads_classes`; the prediction is logits.
         needs: names of the teacher's outputs it reads.
     """
 
     slot: ClassVar[str] = "target"
     to_pixels: ClassVar[Any] = None
+    classes: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
@@ -189,9 +191,14 @@ class Target(Component):
 
 @dataclass(frozen=True)
 class Loss(Component):
-    """The distance of prediction and target."""
+    """The distance of prediction and target.
+
+    Attributes:
+        reads_classes: whether it takes predictions for logits of the target's `classes`.
+    """
 
     slot: ClassVar[str] = "loss"
+    reads_classes: ClassVar[bool] = False
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
@@ -394,14 +401,17 @@ class Teacher(Component):
         """
         raise NotImplementedError
 
-    def build(self, encoder: nn.Module) -> nn.Module:
+    def build(self, encoder: nn.Module, layout: Layout) -> nn.Module:
         """The network, made when the student's weights are there: from a `Batch` to its outputs by name.
 
         Its `after_step(student, progress)` is called after each step that changed the student's weights, with the
-        run's progress in (0, 1]. What its `state_dict` holds is in checkpoints, and never in a model's file.
+        run's progress in (0, 1]. It is in training mode for batches that the student is trained on, and may learn of
+        them. Where it has `numbers()`, these are watched: names and values. What its `state_dict` holds is in
+        checkpoints, and never in a model's file.
 
         Args:
             encoder: the student's, which must not be changed.
+            layout: of the samples.
         """
         raise NotImplementedError
 

@@ -72,7 +72,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         """
         component = self._teacher_component
         if self._teacher is None and component is not None and not component.opens:
-            self.__dict__["_teacher"] = component.build(self.encoder)
+            self.__dict__["_teacher"] = component.build(self.encoder, self.tokenizer.layout)
         return self._teacher
 
     def hand_in(self, network: SourceNetwork | None) -> None:
@@ -127,7 +127,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         elif any(term.predicts_visible for term in terms):
             plan = plan.predict_all()
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
-        taught = self.taught(batch)
+        taught = self.taught(batch, learning=self.training)
         encoded = self.encoded(images, plan)
         prediction = self.decoder(encoded, plan, layout)
         projected = {t.kind: self.term_heads[t.kind](encoded, plan) for t in terms if t.kind in self.term_heads}
@@ -167,8 +167,12 @@ class MaskedAutoencoder(PretrainedEncoder):
             return None
         return self.teacher.scores(Batch(x=images, tokenizer=self.tokenizer))  # type: ignore[operator]
 
-    def taught(self, batch: Batch) -> Taught:
+    def taught(self, batch: Batch, *, learning: bool = False) -> Taught:
         """What the teacher says of a batch, by name; nothing where there is none, or nobody reads it.
+
+        Args:
+            batch: the samples.
+            learning: whether they are trained on, and the teacher may learn of them.
 
         Raises:
             UsageError: target or terms need a teacher whose network is not there.
@@ -176,6 +180,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         if not self._reads_teacher:  # one that the mask alone follows is not asked for more
             return {}
         if self.teacher is not None:
+            self.teacher.training = learning
             return self.teacher(batch)
         source = getattr(self._teacher_component, "source", "none")
         raise UsageError(

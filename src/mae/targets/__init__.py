@@ -5,5 +5,6 @@ KINDS = {
     "low_pass": "low_pass.LowPassTarget",
     "hog": "hog.HogTarget",
     "features": "features.FeatureTarget",
+    "codes": "codes.CodeTarget",
     "random_projection": "random_projection.RandomProjectionTarget",
 }

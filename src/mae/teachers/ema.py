@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mae.core.component import Count, ShareOfAll
 from mae.core.contracts import Batch, Encoder, Teacher
+from mae.core.types import Layout
 from mae.errors import UsageError
 
 
@@ -44,7 +45,7 @@ class EmaTeacher(Teacher):
             )
         return {"tokens": encoder.embed_dim}
 
-    def build(self, encoder: nn.Module) -> "EmaNetwork":
+    def build(self, encoder: nn.Module, layout: Layout) -> "EmaNetwork":
         """The network, a copy of the student's encoder as it is now."""
         return EmaNetwork(encoder, momentum=(self.momentum, self.final_momentum), layers=self.layers)
 

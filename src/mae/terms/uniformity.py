@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mae.core.component import Weight
 from mae.core.contracts import Step, Term
-from mae.terms.together import gather_features
+from mae.layers.together import gather_features
 
 
 @dataclass(frozen=True, kw_only=True)

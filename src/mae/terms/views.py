@@ -11,8 +11,8 @@ from mae.core.component import Weight, Width
 from mae.core.contracts import Step, Term
 from mae.core.types import Encoded, MaskPlan
 from mae.errors import UsageError
+from mae.layers.together import gather_features, shared_key
 from mae.randomness import Stream, normal
-from mae.terms.together import gather_features, shared_key
 
 
 class Projector(nn.Module):

@@ -207,7 +207,10 @@ class Trainer:
         if not isinstance(self._wrapped, DistributedDataParallel):
             return batches
         first = next(batches)
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]  # such as a norm's running mean
+        changing = (
+            [self.module] if self.teacher is None else [self.module, self.teacher]
+        )  # such as a norm's running mean
+        buffers = [(buffer, buffer.clone()) for module in changing for buffer in module.buffers()]
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._backward(first, sync=True)
         for buffer, before in buffers:

@@ -12,6 +12,7 @@ from mae.training.resilience.health import (
     Collapse,
     DataWait,
     Divergence,
+    FewCodes,
     GradientGrowth,
     Health,
     LossSpike,
@@ -64,6 +65,7 @@ def signs() -> list[Sign]:
         NoBetterThanMean(baseline=1.0, after=6400),
         Overfitting(),
         Collapse(),
+        FewCodes(),
         Divergence(baseline=1.0),
     ]
 
@@ -222,3 +224,10 @@ def test_features_that_stay_alike_are_told_once_and_not_before_the_first_step() 
     assert [step for step, _, _ in found] == [100] and "mean cosine 0.991" in found[0][2]
     spread = [{**alike, "mean_cosine": 0.9}, {**alike, "effective_rank": 40.0}]
     assert all(seen([look(100, **numbers)], Collapse()) == [] for numbers in spread)
+
+
+def test_a_codebook_of_hardly_any_code_is_told_once_until_it_recovers():
+    used = [1.0, 1.2, 1.1, 30.0, 1.9]  # before the first step nothing was seen yet
+    found = seen([look(100 * number, codes_used=codes) for number, codes in enumerate(used)], FewCodes())
+    assert [step for step, _, _ in found] == [100, 400]
+    assert "as if it had 1.20 codes" in found[0][2] and "1.90 codes" in found[1][2]

@@ -18,6 +18,7 @@ class TrivialBaselines:
 
     Attributes:
         zero: predict 0 everywhere; squared, on norm-pix targets of P values (P - 1) / P, less where patches are flat.
+            Of K classes each alike: log K by cross-entropy.
         mean_of_visible: for each image and channel, the mean of the visible patches' target values.
         nearest_visible: the target values of the nearest visible patch on the grid.
     """
@@ -67,7 +68,10 @@ def measure_baselines(
             (torch.zeros_like(true), mean, predict_nearest_visible(values, plan, layout.grid))
         ):
             # Where the visible patches have no data, the guess is the mean of normalised images.
-            total[number] += float(loss(guess.nan_to_num(nan=0.0), true, plan.weight)) * size
+            guess = guess.nan_to_num(nan=0.0)
+            if target.classes:  # shares to logits, each with one even guess of all classes beside it
+                guess = (guess + 1 / guess.shape[-1]).log()
+            total[number] += float(loss(guess, true, plan.weight)) * size
         count += size
     if count == 0:
         raise UsageError("no images to measure the baselines on; give at least one batch")

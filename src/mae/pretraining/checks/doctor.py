@@ -41,6 +41,7 @@ from mae.training.run_folder import RunFolder, find_weights
 
 _IMAGES = 2  # enough for every check of the model, and of a large one on a CPU each costs seconds
 """Real crops that the model is checked with: each must come out right, so more would show no more."""
+_FEW_COMPARED = 32
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 0.2, 0.2, 6.0
 _MEMORY_SHARE = 0.9
@@ -90,7 +91,7 @@ def examine(prepared: RunContext, model: MaskedAutoencoder) -> Diagnosis:
         MAEError: images that cannot be read.
     """
     began = time.monotonic()
-    cache = list(_cache(prepared))
+    whole = [*_cache(prepared), *_compared(prepared)]
     if prepared.world.size > 1:  # this process checks alone: a term that asks the others would wait for ever
         alone = tuple(term for term in prepared.method.terms if not term.reads_batch)
         method = replace(prepared.method, terms=alone)
@@ -101,7 +102,7 @@ def examine(prepared: RunContext, model: MaskedAutoencoder) -> Diagnosis:
         *check_model(_subject(prepared, model)),
         *_data(prepared),
         *_plan(prepared),
-        *cache,
+        *whole,
         *_machine(prepared, model),
     ]
     return Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
@@ -259,6 +260,20 @@ def _cache(prepared: RunContext) -> Iterator[Finding]:
     value = f"{needed / 1e9:.2f} GB of shards are read or fetched at a time, the cache may hold {room / 1e9:.2f} GB"
     advice = f"they would be fetched over and over: set OPENMAE_CACHE_GB={ceil(needed / 1e9)} or more"
     yield _noted("cache", value, advice if room < needed else "", level="warn" if room < needed else "ok")
+
+
+def _compared(prepared: RunContext) -> Iterator[Finding]:
+    """Whether terms that compare images with each other are given enough of them."""
+    terms = [term.kind for term in prepared.method.terms if term.reads_views]
+    optim = prepared.config.optim
+    if not terms:
+        return
+    assert optim.batch_size is not None
+    count = optim.batch_size // optim.accumulate // prepared.compared_views
+    advice = "of so few a distribution says little: raise --batch-size, or lower --accumulate"
+    few = count < _FEW_COMPARED
+    value = f"{', '.join(terms)}: {count} at once"
+    yield _noted("images compared", value, advice if few else "", level="warn" if few else "ok")
 
 
 def _machine(prepared: RunContext, model: MaskedAutoencoder) -> list[Finding]:

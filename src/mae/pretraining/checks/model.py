@@ -139,7 +139,7 @@ def check_own_mask(subject: Subject) -> Finding:
     """The mask that is asked for is the one used and the one reported."""
     hidden = subject.plan().hidden
     with torch.no_grad():
-        reported = subject.output(subject.model, mask=hidden).mask.bool()
+        reported = subject.output(subject.copied(), mask=hidden).mask.bool()
     differing = int((reported != hidden).sum())
     value = f"{differing} of {hidden.numel():,} patches differ from the mask that was asked for"
     return _finding("mask reported", differing == 0, value, "the mask is changed on its way through the model")

@@ -21,6 +21,7 @@ from mae.training.resilience.health import (
     Collapse,
     DataWait,
     Divergence,
+    FewCodes,
     GradientGrowth,
     Health,
     LossSpike,
@@ -47,6 +48,7 @@ def make_health(
         DataWait(partial(what_limits_loading, prepared)),
         Overfitting(),
         Collapse(),
+        FewCodes(),
     ]
     if prepared.device.type == "cpu":
         threads = torch.get_num_threads() * prepared.world.local_size

@@ -65,7 +65,9 @@ def make_monitor(
         UsageError: `--monitor` names nothing labelled, or test images that are among its training images.
         MAEError: its images cannot be read.
     """
-    watched: list[_Unlabelled | _HeldOut | _Labelled] = [_Unlabelled(prepared, model)]
+    watched: list[_Unlabelled | _HeldOut | _Labelled | _Teacher] = [_Unlabelled(prepared, model)]
+    if hasattr(model.teacher, "numbers"):
+        watched.append(_Teacher(model.teacher))
     if len(prepared.held_out):
         watched.append(_HeldOut(prepared, model))
     if prepared.config.evaluation.monitor is not None:
@@ -135,6 +137,19 @@ class _Unlabelled:
         )
         spread = measure_spread(features, views=(views[0], views[1]) if len(views) == 2 else None)
         return {name: value for name, value in spread.as_dict().items() if value is not None}
+
+
+class _Teacher:
+    """What there is to watch of a teacher that learns."""
+
+    what = "numbers of the teacher"
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def measure(self) -> dict[str, float]:
+        numbers: dict[str, float] = self._network.numbers()
+        return numbers
 
 
 class _HeldOut:

@@ -342,3 +342,25 @@ class Collapse:
             f"effective rank {numbers['effective_rank']:.1f}; early in a run, or where the images show "
             "nearly the same, this may pass: train longer, and look at the rank again"
         )
+
+
+class FewCodes:
+    """A codebook is used as if it had fewer than two codes: nothing is left to predict. Told once, until it recovers."""
+
+    name = "codebook collapse"
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def see(self, row: LogRow) -> str | None:
+        """See `Sign`."""
+        used = row.get("evaluation", {}).get("codes_used")
+        if used is None or row["step"] == 0:
+            return None
+        told, self._told = self._told, used < 2
+        if told or not self._told:
+            return None
+        return (
+            f"the codebook is used as if it had {used:.2f} codes: nearly all patches have the same one, and nothing is "
+            "left to predict; raise --teacher-restart, or look whether the images are empty"
+        )

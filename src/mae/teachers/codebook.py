@@ -1,0 +1,156 @@
+"""A codebook of patches, learned on the images of the run, as the teacher."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+import torch.distributed as dist
+from annotated_types import Ge, Le, Lt
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from mae.core.component import Metavar, Share
+from mae.core.contracts import Batch, Encoder, Teacher
+from mae.core.types import Layout
+from mae.errors import UsageError
+from mae.layers.together import num_together
+from mae.randomness import Stream, drawing_from, uniform
+
+_SEED = 0
+_FLAT = 1e-6
+_ROWS = 1 << 14
+"""Patches that are compared at a time, so that a large codebook does not take gigabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodebookTeacher(Teacher):
+    """A codebook of patches, learned on the run's images while it goes on: it says which code a patch is nearest to.
+
+    BEiT's idea (Bao et al. 2021) without a tokenizer trained elsewhere. Of each patch the mean is subtracted, and it is
+    divided by its std: a code is a pattern, whatever its brightness and contrast. Codes are the moving means of the
+    patches that were nearest to them (van den Oord et al. 2017, appendix A.1), and one that hardly any patch is nearest
+    to begins anew at a patch of the batch.
+    """
+
+    kind: ClassVar[str] = "codebook"
+    changes: ClassVar[bool] = True
+
+    codes: Annotated[int, Ge(2), Le(8192)] = 512
+    """Codes."""
+    decay: Share = 0.99
+    """Share of a code's past that it keeps in a step."""
+    restart: Annotated[float, Ge(0), Lt(1), Metavar("FRACTION")] = 0.01
+    """A code begins anew where it is used less than this fraction of an even use."""
+
+    def gives(self, encoder: Encoder) -> Mapping[str, int]:
+        """The `codes`: for each token 1 at the nearest one, and 0 at the others."""
+        return {"codes": self.codes}
+
+    def build(self, encoder: nn.Module, layout: Layout) -> "CodebookNetwork":
+        """The codebook, with random codes; after the first step it consists of patches."""
+        return CodebookNetwork(self.codes, layout.token_values, decay=self.decay, restart=self.restart)
+
+
+class CodebookNetwork(nn.Module):
+    """Codes, how often each is used, and what the step that goes on has shown so far.
+
+    Args:
+        count: of codes.
+        width: values of a patch.
+        decay: see `CodebookTeacher`.
+        restart: see there.
+    """
+
+    codes: Tensor
+    used: Tensor
+    restarted: Tensor
+    seen: Tensor
+    sums: Tensor
+    drawn: Tensor
+
+    def __init__(self, count: int, width: int, *, decay: float, restart: float) -> None:
+        super().__init__()
+        self.decay, self.restart = decay, restart
+        with drawing_from(_SEED):  # the same ones in every process and wherever a model's file is opened
+            codes = torch.randn(count, width)
+        self.register_buffer("codes", codes)
+        self.register_buffer("used", torch.zeros(count))
+        self.register_buffer("restarted", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(count))
+        self.register_buffer("sums", torch.zeros(count, width))
+        self.register_buffer("drawn", torch.zeros(count, width))
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> dict[str, Float[Tensor, "B N K"]]:
+        """One-hot codes of the patches, NaN where a patch has no data; in training mode they count for the next step.
+
+        Raises:
+            UsageError: in training mode, a batch without keys.
+        """
+        with torch.autocast(batch.x.device.type, enabled=False):
+            patches = _patterns(batch.cut().to(self.codes))
+            known = ~patches.isnan().any(dim=-1)
+            nearest = self.nearest(patches.nan_to_num(nan=0.0))
+            if self.training:
+                self._count(batch, patches, nearest, known)
+        codes = one_hot(nearest, len(self.codes)).float()
+        return {"codes": codes.masked_fill(~known.unsqueeze(-1), torch.nan)}
+
+    def nearest(self, patches: Float[Tensor, "B N P"]) -> Int64[Tensor, "B N"]:
+        """The number of the nearest code to each patch; of equally near ones the first."""
+        half = self.codes.square().sum(dim=1) / 2
+        rows = patches.flatten(0, 1).split(_ROWS)
+        return torch.cat([(part @ self.codes.T - half).argmax(dim=1) for part in rows]).view(patches.shape[:2])
+
+    def _count(
+        self,
+        batch: Batch,
+        patches: Float[Tensor, "B N P"],
+        nearest: Int64[Tensor, "B N"],
+        known: Bool[Tensor, "B N"],
+    ) -> None:
+        """Add the patches to those of this step, and draw some that codes may begin anew at."""
+        if batch.keys is None:
+            raise UsageError("teacher codebook draws from the keys of the batch; give forward one a row as keys")
+        if not known.any():
+            return
+        patches, nearest = patches[known], nearest[known]
+        self.seen += torch.bincount(nearest, minlength=len(self.codes))
+        self.sums.index_add_(0, nearest, patches)
+        order = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device)[known].argsort(stable=True)
+        self.drawn.copy_(patches[order[torch.arange(len(self.codes), device=order.device) % len(order)]])
+
+    def after_step(self, student: nn.Module, progress: float) -> None:
+        """Move the codes towards the patches of the step, those of all processes; start unused ones anew."""
+        together = num_together()
+        with torch.no_grad():
+            if together > 1:
+                dist.all_reduce(self.seen)
+                dist.all_reduce(self.sums)
+                dist.broadcast(self.drawn, src=0)
+            self._move()
+
+    def _move(self) -> None:
+        used = self.decay * self.used + (1 - self.decay) * self.seen
+        sums = self.decay * self.used.unsqueeze(1) * self.codes + (1 - self.decay) * self.sums
+        even = used.mean()
+        rare = used < self.restart * even
+        codes = torch.where(used.unsqueeze(1) > 0, sums / used.clamp(min=1e-12).unsqueeze(1), self.codes)
+        self.codes.copy_(torch.where(rare.unsqueeze(1), self.drawn, codes))
+        self.used.copy_(torch.where(rare, even, used))  # as if it had been used evenly: it gets time to show itself
+        self.restarted += rare.sum()
+        self.seen.zero_()
+        self.sums.zero_()
+
+    def numbers(self) -> dict[str, float]:
+        """How many codes are used: the exponential of the entropy of their use; and how many began anew so far."""
+        share = self.used / self.used.sum().clamp(min=1e-12)
+        entropy = -torch.special.xlogy(share, share).sum()
+        return {"codes_used": float(entropy.exp()), "codes_restarted": float(self.restarted)}
+
+
+def _patterns(patches: Float[Tensor, "B N P"]) -> Float[Tensor, "B N P"]:
+    std, mean = torch.std_mean(patches, dim=-1, keepdim=True, correction=0)
+    return (patches - mean) / (std + _FLAT)

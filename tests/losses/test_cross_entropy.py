@@ -1,0 +1,50 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, one_hot
+from torch.testing import assert_close
+
+import mae
+from mae.errors import UsageError
+from mae.losses.cross_entropy import CrossEntropy
+
+SIZES = {"img_size": 16, "patch_size": 4}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_that_of_pytorch(weighted: bool):
+    logits, classes = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    weight = torch.rand(3, 5) if weighted else None
+    each = cross_entropy(logits.mT, classes, reduction="none")
+    expected = each.mean() if weight is None else (each * weight).sum() / weight.sum()
+    assert_close(CrossEntropy()(logits, one_hot(classes, 7).float(), weight), expected)
+
+
+def test_probabilities_of_several_classes_count_by_their_share():
+    logits, target = torch.randn(2, 3, 4), torch.rand(2, 3, 4).softmax(dim=-1)
+    assert_close(CrossEntropy()(logits, target, None), cross_entropy(logits.mT, target.mT))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"loss": "cross_entropy"},
+            "target pixels has no classes, and loss cross_entropy does not fit it; give another",
+        ),
+        (
+            {"target": "codes", "teacher": "codebook"},
+            "target codes has classes, and loss mse does not fit it; give --loss",
+        ),
+        (
+            {"target": "codes", "loss": "cross_entropy"},
+            "target codes needs a teacher that gives codes; choose one with",
+        ),
+        (
+            {"target": "codes", "loss": "cross_entropy", "teacher": "ema"},
+            "target codes needs a teacher that gives codes; choose one with",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, str], told: str):
+    with pytest.raises(UsageError, match=told):
+        mae.create_model("mae_vit_lesson_patch4", **SIZES, **options)

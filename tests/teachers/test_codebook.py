@@ -1,0 +1,201 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pieces import batch_of
+from safetensors.torch import load_file
+from sklearn.cluster import KMeans
+from torch.testing import assert_close
+
+import mae
+from mae.core.contracts import Batch
+from mae.core.types import Layout
+from mae.errors import UsageError
+from mae.evaluation.common.baselines import measure_baselines
+from mae.pretraining.checks.model import Subject, check_model
+from mae.randomness import sample_keys
+from mae.teachers.codebook import CodebookNetwork, CodebookTeacher, _patterns
+from mae.training.run_folder import find_weights
+
+SIZES: dict[str, Any] = {
+    "img_size": 16, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3,
+    "decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2,
+}  # fmt: skip
+CODES: dict[str, Any] = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy"}
+
+
+def model_with(**options: Any) -> mae.MaskedAutoencoder:
+    torch.manual_seed(0)
+    return mae.create_model("mae_vit_tiny_patch16", **SIZES, **CODES, **options)
+
+
+def noise(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def stripes(count: int, seed: int) -> torch.Tensor:
+    """Stripes of one direction and distance an image, at any place: what is visible tells what is masked."""
+    generator = torch.Generator().manual_seed(seed)
+    angle, phase = (torch.rand(count, 1, 1, generator=generator) * bound for bound in (torch.pi, 2 * torch.pi))
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    wave = torch.sin(angle.cos() * columns + angle.sin() * rows + phase)
+    return wave[:, None].expand(-1, 3, -1, -1) + 0.05 * torch.randn(count, 3, 16, 16, generator=generator)
+
+
+def batch_for(images: torch.Tensor, epoch: int = 0) -> Batch:
+    batch = batch_of(images, 4)
+    return Batch(x=batch.x, tokenizer=batch.tokenizer, keys=sample_keys(0, epoch, torch.arange(len(images))))
+
+
+def codebook(**options: Any) -> CodebookNetwork:
+    teacher = CodebookTeacher(**{"codes": 6, **options})
+    return teacher.build(torch.nn.Identity(), Layout(size=(16, 16), patch=(4, 4), channels=3))
+
+
+def test_each_patch_has_the_nearest_code_whatever_its_brightness_and_contrast():
+    network, images = codebook().eval(), noise(3, 0)
+    found = network(batch_for(images))["codes"]
+    assert found.shape == (3, 16, 6) and torch.equal(found.sum(dim=-1), torch.ones(3, 16))
+    for image, codes in zip(batch_for(images).cut(), found, strict=True):
+        for patch, code in zip(image, codes, strict=True):
+            pattern = (patch - patch.mean()) / patch.std(correction=0)
+            assert int(code.argmax()) == int((network.codes - pattern).square().sum(dim=1).argmin())
+    assert torch.equal(network(batch_for(3 * images - 7))["codes"], found)
+    assert network(batch_for(torch.ones(1, 3, 16, 16)))["codes"].isfinite().all()  # flat patches have a code too
+
+
+def test_codes_are_moving_means_of_their_patches():
+    """A slow loop of van den Oord et al. 2017, equations of appendix A.1, over steps of two parts."""
+    network = codebook(decay=0.8, restart=0.0)
+    codes, used, sums = network.codes.clone(), torch.zeros(6), torch.zeros(6, 48)
+    for step in range(4):
+        seen, total = torch.zeros(6), torch.zeros(6, 48)
+        for part in range(2):
+            batch = batch_for(stripes(5, seed=10 * step + part), epoch=step)
+            given = network(batch)["codes"]
+            for pattern in _patterns(batch.cut()).flatten(0, 1):
+                code = int((codes - pattern).square().sum(dim=1).argmin())
+                seen[code], total[code] = seen[code] + 1, total[code] + pattern
+            assert torch.equal(given.sum(dim=(0, 1)).bool() | (seen > 0), seen > 0)
+        network.after_step(torch.nn.Identity(), 1.0)
+        used, sums = 0.8 * used + 0.2 * seen, 0.8 * sums + 0.2 * total
+        for code in range(6):
+            if used[code] > 0:
+                codes[code] = sums[code] / used[code]
+        assert_close(network.codes, codes, rtol=1e-4, atol=1e-5)
+        assert_close(network.used, used)
+    assert network.restarted == 0
+
+
+def distance(network: CodebookNetwork, images: torch.Tensor) -> float:
+    patterns = _patterns(batch_for(images).cut())
+    return float((network.codes[network.nearest(patterns)] - patterns).square().mean())
+
+
+@pytest.mark.parametrize(("make", "structured"), [(stripes, True), (noise, False)])
+def test_it_comes_near_to_the_clusters_of_scikit_learn(make: Any, structured: bool):
+    network, images = codebook(codes=16, decay=0.9), make(64, 0)
+    for step in range(60):
+        network(batch_for(images, epoch=step))
+        network.after_step(torch.nn.Identity(), 1.0)
+    patterns = _patterns(batch_for(images).cut()).flatten(0, 1).numpy()
+    best = KMeans(16, n_init=4, random_state=0).fit(patterns).inertia_ / patterns.size
+    assert distance(network, images) < 1.1 * best
+    assert (distance(network, images) < 0.5) == structured  # of a std of 1
+
+
+def test_codes_that_nothing_is_near_to_begin_anew_at_patches():
+    network = codebook(codes=40)
+    network.codes[1:] = 1000.0
+    network(batch := batch_for(stripes(4, 0)))
+    network.after_step(torch.nn.Identity(), 0.1)
+    patches = {tuple(pattern.tolist()) for pattern in _patterns(batch.cut()).flatten(0, 1)}
+    assert network.restarted == 39 and all(tuple(code.tolist()) in patches for code in network.codes[1:])
+    assert len({tuple(code.tolist()) for code in network.codes}) == 40
+    never = codebook(codes=40, restart=0.0)
+    never.codes[1:] = 1000.0
+    never(batch)
+    never.after_step(torch.nn.Identity(), 0.1)
+    assert never.restarted == 0 and never.numbers()["codes_used"] == pytest.approx(1)
+
+
+def test_it_learns_of_what_is_trained_on_alone():
+    model, images, keys = model_with(), noise(4, 0), sample_keys(0, 0, torch.arange(4))
+    assert isinstance(model.teacher, CodebookNetwork)
+    before = copy.deepcopy(model.teacher.state_dict())
+    model.eval()(images)
+    model.train().taught(batch_for(images))
+    subject = Subject(
+        model=model, images=images, numbers=torch.arange(64), seed=0, mask_ratio=0.75, betas=(0.9, 0.95),
+        weight_decay=0.05,
+    )  # fmt: skip
+    check_model(subject)
+    assert_close(model.teacher.state_dict(), before, rtol=0, atol=0)
+    model(images, keys=keys)
+    assert model.teacher.seen.sum() == 4 * 16
+    with pytest.raises(UsageError, match="teacher codebook draws from the keys of the batch; give forward one a row"):
+        model(images)
+
+
+def test_patches_without_data_have_no_code_and_count_nothing():
+    model, images = model_with(nodata="nan"), noise(4, 0)
+    images[:, :, :4, :4] = torch.nan
+    output = model(images, keys=sample_keys(0, 0, torch.arange(4)))
+    assert output.loss.isfinite() and isinstance(model.teacher, CodebookNetwork)
+    assert model.teacher.seen.sum() == 4 * 15 and model.teacher.drawn.isfinite().all()
+    gaps = model.taught(batch_for(images))["codes"].isnan()
+    assert gaps[:, 0].all() and not gaps[:, 1:].any()
+
+
+@pytest.mark.parametrize(("make", "learns"), [(stripes, True), (noise, False)])
+def test_codes_of_structure_are_learned_and_those_of_noise_are_not(make: Any, learns: bool):
+    model = model_with(teacher_codes=16, teacher_decay=0.9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(150):
+        x, keys = make(64, seed=step), sample_keys(0, step, torch.arange(64))
+        optimizer.zero_grad()
+        model(x, plan=model.plan(x, keys=keys), keys=keys).loss.backward()
+        optimizer.step()
+        if step < 75:  # then it stands still, so that its codes can be learned
+            model.teacher.after_step(model, 0.5)
+    model.eval()
+    x = make(128, seed=10_000)
+    plan = model.plan(x, keys=sample_keys(0, 9, torch.arange(128)))
+    trivial = measure_baselines(model.target, model.tokenizer, [(x, plan)], loss=model.loss, taught=model.taught)
+    assert trivial.zero == pytest.approx(torch.log(torch.tensor(16.0)).item(), rel=1e-5)
+    with torch.no_grad():
+        loss = float(model(x, plan=plan).loss)
+    best = min(trivial.as_dict().values())
+    assert loss < 0.75 * best if learns else loss > 0.97 * best
+
+
+def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
+    run = {**CODES, "teacher_codes": 32, "steps": 6, "batch_size": 8, "lr": 0.01, "checkpoint_every": 1,
+           "device": "cpu", "accumulate": 2}  # fmt: skip
+    return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
+
+
+class Stop:
+    """Ends a run in its midst, as Ctrl-C would."""
+
+    def log(self, row: dict[str, Any]) -> None:
+        if row["step"] == 3 and "loss" in row:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path):
+    whole = pretrain(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(tmp_path / "parts", callbacks=[Stop()])
+    resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
+    for name in (None, "teacher.safetensors"):
+        files = [find_weights(run.folder) for run in (whole, resumed)]
+        one, other = (load_file(file if name is None else file.with_name(name)) for file in files)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert 1 < whole.summary["evaluation"]["codes_used"]["last"] <= 32
+    assert not any("teacher" in name for name in mae.load(whole.folder).state_dict())
