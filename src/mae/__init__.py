@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mae.core.types import MaskPlan as MaskPlan
     from mae.data import datasets as datasets
     from mae.decoders.cross_attention import CrossDecoder as CrossDecoder
-    from mae.decoders.self_attention import MAEDecoder as MAEDecoder
     from mae.encoders.vit import Features as Features
     from mae.encoders.vit import MAEEncoder as MAEEncoder
     from mae.errors import MAEError as MAEError
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from mae.evaluation.pictures.reconstruct import reconstruct as reconstruct
     from mae.evaluation.run import evaluate as evaluate
     from mae.experiments.run import study as study
+    from mae.layers.mask_decoder import MAEDecoder as MAEDecoder
     from mae.models.classifier import ImageClassifier as ImageClassifier
     from mae.models.file import save as save
     from mae.models.masked_autoencoder import MaskedAutoencoder as MaskedAutoencoder
@@ -63,7 +63,7 @@ _WHERE = {
     "MethodConfig": "mae.core.method",
     "register": "mae.core.kinds",
     "CrossDecoder": "mae.decoders.cross_attention",
-    "MAEDecoder": "mae.decoders.self_attention",
+    "MAEDecoder": "mae.layers.mask_decoder",
     "Features": "mae.encoders.vit",
     "MAEEncoder": "mae.encoders.vit",
     "MaskedAutoencoder": "mae.models.masked_autoencoder",

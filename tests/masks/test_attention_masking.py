@@ -98,7 +98,7 @@ def test_the_teachers_attention_is_that_of_a_slow_loop():
     found = model.scores(images)
     assert found is not None and not found.requires_grad
     assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert_close(found, model.teacher.scores(Batch(x=images, tokenizer=model.tokenizer)))  # type: ignore[union-attr]
+    assert_close(found, model.teacher.attention(Batch(x=images, tokenizer=model.tokenizer)))  # type: ignore[union-attr]
     plan = model.plan(images, keys=torch.arange(2))
     again = model.masking.plan(MaskRequest(layout=model.tokenizer.layout, keys=torch.arange(2), scores=found))
     assert torch.equal(plan.hidden, again.hidden)

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import mae
 from mae.core.component import Weight
 from mae.core.contracts import Batch, Step, Term
-from mae.core.types import Encoded, MaskPlan
+from mae.core.types import Encoded, Layout, MaskPlan
 from mae.errors import UsageError
 from mae.interop.exports.naming import official_tensors
 from mae.models.build import build_model
@@ -31,7 +31,7 @@ class Head(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, 3)
 
-    def forward(self, encoded: Encoded, plan: MaskPlan) -> Tensor:
+    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Tensor:
         return self.linear(encoded.mean_visible(plan))
 
 

@@ -92,6 +92,12 @@ def test_a_codebook_learns_of_the_images_of_all_processes(runs: Path, name: str)
         torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["attention", "hard"])
+def test_masks_follow_a_divided_teacher_as_a_whole_one(runs: Path, name: str):
+    assert codes(runs, f"{name}-divided") == [0, 0]
+    assert losses(runs / f"{name}-divided") == pytest.approx(losses(runs / f"{name}-alone"), rel=1e-5)
+
+
 def test_class_tokens_of_a_divided_model_learn_as_in_one_process(runs: Path):
     assert codes(runs, "tokens") == [0, 0]
     assert losses(runs / "tokens") == pytest.approx(losses(runs / "tokens-alone"), rel=1e-6)

@@ -112,3 +112,19 @@ def test_colours_of_grey_images_are_refused_before_a_run_begins(
 @pytest.mark.doctor
 def test_the_doctor_finds_such_a_run_sound(pretrain: Run):
     assert pretrain(visreg=0.1, repeated_aug=3, batch_size=24).finished
+
+
+@pytest.mark.doctor
+@pytest.mark.parametrize(
+    ("words", "few"), [("--batch-size 60", "30"), ("--batch-size 128 --accumulate 4", "16"), ("", "")]
+)
+def test_few_images_to_compare_are_told(words: str, few: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    args = ["doctor", "builtin:digits", *MODEL.split(), "--visreg", "0.1", "--repeated-aug", "2", *words.split()]
+    assert main(args) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    if few:
+        assert (
+            f"images compared visreg: {few} at once; of so few a distribution says little: raise --batch-size" in told
+        )
+    else:
+        assert "of so few" not in told

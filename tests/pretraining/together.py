@@ -35,6 +35,9 @@ VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated
 """Views of an image are compared, by terms with networks of their own."""
 CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy", "teacher_codes": 8, "teacher_restart": 0.0}
 """A codebook learns of the images of all; without new beginnings, which are at patches of the main process."""
+ATTENTION = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5}
+HARD = {"mask": "hard", "teacher": "ema", "teacher_momentum": 0.5, "difficulty": 1.0, "mask_first": 0.5}
+"""Masks follow a divided teacher, which is asked by other methods than `forward`."""
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
@@ -48,6 +51,10 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "views-alone": (1, VIEWS),
     "views": (2, VIEWS),
     "views-divided": (2, {**FSDP, **VIEWS}),
+    "attention-alone": (1, ATTENTION),
+    "attention-divided": (2, {**FSDP, **ATTENTION}),
+    "hard-alone": (1, HARD),
+    "hard-divided": (2, {**FSDP, **HARD}),
     "codes-alone": (1, CODES),
     "codes": (2, CODES),
     "codes-divided": (2, {**FSDP, **CODES, "accumulate": 2}),

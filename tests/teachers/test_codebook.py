@@ -1,5 +1,6 @@
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch.testing import assert_close
 
 import mae
 from mae.core.contracts import Batch
-from mae.core.types import Layout
 from mae.errors import UsageError
 from mae.evaluation.common.baselines import measure_baselines
 from mae.pretraining.checks.model import Subject, check_model
@@ -51,7 +51,7 @@ def batch_for(images: torch.Tensor, epoch: int = 0) -> Batch:
 
 def codebook(**options: Any) -> CodebookNetwork:
     teacher = CodebookTeacher(**{"codes": 6, **options})
-    return teacher.build(torch.nn.Identity(), Layout(size=(16, 16), patch=(4, 4), channels=3))
+    return teacher.build(SimpleNamespace(tokenizer=batch_of(noise(1, 0), 4).tokenizer))
 
 
 def test_each_patch_has_the_nearest_code_whatever_its_brightness_and_contrast():

@@ -152,5 +152,5 @@ def test_features_of_structure_are_learned_and_those_of_noise_are_not(make: Any,
 
 
 def test_a_teacher_of_one_patch_size_reads_images_of_another_size():
-    target_of = EmaTeacher().build(model_with().encoder, model_with().tokenizer.layout)
+    target_of = EmaTeacher().build(model_with())
     assert target_of(batch_of(torch.randn(2, 3, 24, 32), 4))["tokens"].shape == (2, 48, 24)

@@ -36,25 +36,35 @@ def check_method(method: "MethodConfig") -> None:
             raise UsageError(
                 f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
             )
-    if target.classes != method.loss.reads_classes:
-        classes = "classes" if target.classes else "no classes"
-        fitting = "--loss cross_entropy" if target.classes else "another --loss, or --target codes"
-        raise UsageError(
-            f"target {target.kind} has {classes}, and loss {method.loss.kind} does not fit it; give {fitting}"
-        )
+    _check_loss(method)
     if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
         have = "" if method.encoder.mask_tokens else "no "
         raise UsageError(
             f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
             f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
         )
-    if "scores" in mask.reads:
-        _check_scores(method)
+    _check_scores(method)
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
     target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
 
 
+def _check_loss(method: "MethodConfig") -> None:
+    target, loss = method.target, method.loss
+    if target.classes != loss.reads_classes:
+        classes = "classes" if target.classes else "no classes"
+        fitting = "--loss cross_entropy" if target.classes else "another --loss, or --target codes"
+        raise UsageError(f"target {target.kind} has {classes}, and loss {loss.kind} does not fit it; give {fitting}")
+
+
 def _check_scores(method: "MethodConfig") -> None:
+    """Whether the teacher says of each token what the mask reads."""
+    if "attention" in method.mask.reads:
+        _check_attention(method)
+    if "difficulty" in method.mask.reads:
+        _check_difficulty(method)
+
+
+def _check_attention(method: "MethodConfig") -> None:
     kind = method.mask.kind
     if method.teacher is None or not method.teacher.gives_scores:
         raise UsageError(f"mask {kind} follows a teacher's attention; choose one that gives it with --teacher ema")
@@ -63,6 +73,16 @@ def _check_scores(method: "MethodConfig") -> None:
             f"mask {kind} follows the attention of the teacher's class token, and the encoder has none; leave out "
             "--no-cls-token"
         )
+
+
+def _check_difficulty(method: "MethodConfig") -> None:
+    kind = method.mask.kind
+    if method.teacher is None or not method.teacher.gives_scores:
+        raise UsageError(
+            f"mask {kind} asks a teacher which patches are hard; choose one that says so with --teacher ema"
+        )
+    if not any(term.predicts_loss for term in method.terms):
+        raise UsageError(f"mask {kind} needs a term that learns which patches are hard; add --difficulty 1")
 
 
 def _check_term(term: Term, method: "MethodConfig") -> None:
@@ -74,6 +94,10 @@ def _check_term(term: Term, method: "MethodConfig") -> None:
     if term.reads_pixels and method.target.to_pixels is None:
         raise UsageError(
             f"{term.kind} compares pixels, and the target {method.target.kind} has none; leave one of them out"
+        )
+    if term.predicts_loss and method.target.classes:
+        raise UsageError(
+            f"{term.kind} learns from squared errors, and the target {method.target.kind} has classes; leave one out"
         )
     if term.reads_cls and not method.encoder.cls_token:
         raise UsageError(

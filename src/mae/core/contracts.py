@@ -72,7 +72,8 @@ class Mask(Component):
         ratio: fraction of the tokens that is masked.
         uniform: whether every position is masked equally often and every set of tokens equally likely.
         predicts_all: whether all masked tokens are predicted in training.
-        reads: what of a request it needs beside layout and keys: the samples (`x`), the teacher's attention (`scores`).
+        reads: what of a request it needs beside layout and keys: the samples (`x`), or as `scores` the teacher's
+            attention (`attention`) or how hard it holds each token to be (`difficulty`).
     """
 
     slot: ClassVar[str] = "mask"
@@ -272,10 +273,13 @@ class Term(Component):
         reads_pixels: whether it reads `pixel_error`, which only a target with `to_pixels` has.
         reads_whole: whether it reads samples as wholes, which partial prediction and missing values leave holes in.
         predicts_visible: whether it reads predictions of visible tokens.
+        predicts_loss: whether its head says of each token `[B, N, 1]` how hard it is to predict, for the teacher's
+            `difficulty`; its error is then a squared one, which a target of classes has not.
         needs: names of the teacher's outputs it reads.
     """
 
     slot: ClassVar[str] = "term"
+    predicts_loss: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
     reads_views: ClassVar[bool] = False
     reads_pixels: ClassVar[bool] = False
@@ -298,8 +302,9 @@ class Term(Component):
     def head(self, encoder: Any) -> nn.Module | None:
         """A network of the term's own, from what the encoder made to what the term compares; None: it has none.
 
-        It is called with an `Encoded` and its `MaskPlan`, and its result is the term's `Step.projected`. Its weights
-        are trained with the model's: they are in checkpoints and in the model's file, and in no export.
+        It is called with an `Encoded`, its `MaskPlan` and the samples' `Layout`, and its result is the term's
+        `Step.projected`. Its weights are trained with the model's: they are in checkpoints and in the model's file, and
+        in no export.
 
         Args:
             encoder: the network it reads.
@@ -372,8 +377,8 @@ class Teacher(Component):
     """A network that is not trained by gradients, and whose outputs targets and terms may read.
 
     Attributes:
-        gives_scores: whether its network has `scores(batch)`: how much it attends to each token `[B, N]`, of which a
-            mask may make use (`Mask.reads`).
+        gives_scores: whether its network has `attention(batch)`: how much it attends to each token `[B, N]`, and, where
+            a term `predicts_loss`, `difficulty(batch)`: how large a loss it expects there. A mask reads one of them.
         changes: whether its outputs for the same samples change in a run: a loss of one step is then measured on
             another scale than that of the next, and says little by itself.
         opens: whether its network is the one that its option `source` names: a run, a file, `timm:NAME`, `hf:NAME`.
@@ -401,7 +406,7 @@ class Teacher(Component):
         """
         raise NotImplementedError
 
-    def build(self, encoder: nn.Module, layout: Layout) -> nn.Module:
+    def build(self, student: Any) -> nn.Module:
         """The network, made when the student's weights are there: from a `Batch` to its outputs by name.
 
         Its `after_step(student, progress)` is called after each step that changed the student's weights, with the
@@ -410,8 +415,8 @@ class Teacher(Component):
         checkpoints, and never in a model's file.
 
         Args:
-            encoder: the student's, which must not be changed.
-            layout: of the samples.
+            student: the model, with its `encoder`, its `tokenizer` and the networks of its terms (`term_heads`); it
+                must not be changed.
         """
         raise NotImplementedError
 

@@ -118,7 +118,8 @@ class MaskRequest:
         keys: one a sample, `[B]`; the plan is a pure function of it.
         ratio: fraction to be masked, as a schedule wants it; None: the strategy's own.
         x: the samples, for a strategy that reads them; None where there are none yet.
-        scores: how much the teacher attends to each token, for a strategy that asks for it.
+        scores: what the teacher says of each token, for a strategy that reads it.
+        progress: of the run, from 0 to 1; None: outside of one, as at its end.
     """
 
     layout: Layout
@@ -126,6 +127,7 @@ class MaskRequest:
     ratio: float | None = None
     x: Float[Tensor, "B ..."] | None = None
     scores: Float[Tensor, "B N"] | None = None
+    progress: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -229,7 +229,7 @@ class MAEEncoder(nn.Module):
         x = self._embed(images, None)
         for block in self.blocks[:-1]:
             x = self.blocks.through(block, x)
-        weights = last.attn.weights(last.norm1(x), queries=self.num_prefix)
+        weights = last.attention_weights(x, queries=self.num_prefix)
         return weights[..., self.num_prefix :].mean(dim=(1, 2))
 
     def _block(self, number: int) -> int:

@@ -1,6 +1,6 @@
 """The pre-norm transformer block of the Vision Transformer, and the initialisation MAE gives it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -43,6 +43,8 @@ class Block(nn.Module):
         eps: added to the variance in the layer norms.
     """
 
+    forward_methods: ClassVar[tuple[str, ...]] = ("attention_weights",)
+
     def __init__(
         self,
         *,
@@ -63,6 +65,10 @@ class Block(nn.Module):
         """Tokens in, tokens out."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    def attention_weights(self, x: Float[Tensor, "B L D"], *, queries: int) -> Float[Tensor, "B heads Q L"]:
+        """How much each of the first `queries` tokens attends to every token, see `Attention.weights`."""
+        return self.attn.weights(self.norm1(x), queries=queries)
 
 
 class CrossBlock(nn.Module):

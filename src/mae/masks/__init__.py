@@ -9,4 +9,5 @@ KINDS = {
     "noise": "noise.NoiseMasking",
     "multi_block": "multi_block.MultiBlockMasking",
     "attention": "attention.AttentionMasking",
+    "hard": "hard.HardMasking",
 }

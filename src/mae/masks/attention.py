@@ -25,7 +25,7 @@ class AttentionMasking(Mask):
 
     kind: ClassVar[str] = "attention"
     uniform: ClassVar[bool] = False
-    reads: ClassVar[frozenset[str]] = frozenset({"scores"})
+    reads: ClassVar[frozenset[str]] = frozenset({"attention"})
 
     ratio: Share = 0.75
     """Fraction of the patches masked."""

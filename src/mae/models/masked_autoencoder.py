@@ -72,7 +72,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         """
         component = self._teacher_component
         if self._teacher is None and component is not None and not component.opens:
-            self.__dict__["_teacher"] = component.build(self.encoder, self.tokenizer.layout)
+            self.__dict__["_teacher"] = component.build(self)
         return self._teacher
 
     def hand_in(self, network: SourceNetwork | None) -> None:
@@ -130,7 +130,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         taught = self.taught(batch, learning=self.training)
         encoded = self.encoded(images, plan)
         prediction = self.decoder(encoded, plan, layout)
-        projected = {t.kind: self.term_heads[t.kind](encoded, plan) for t in terms if t.kind in self.term_heads}
+        projected = {t.kind: self.term_heads[t.kind](encoded, plan, layout) for t in terms if t.kind in self.term_heads}
         with torch.autocast(images.device.type, enabled=False):
             reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
             values = {t.kind: t(replace(step, projected=projected.get(t.kind))) for t in terms}
@@ -162,10 +162,12 @@ class MaskedAutoencoder(PretrainedEncoder):
         return tuple(term for term in self.terms if not term.reads_views)
 
     def scores(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N"] | None:
-        """What the mask reads of the teacher's attention; None where it reads nothing of it."""
-        if "scores" not in self.masking.reads or self.teacher is None:
+        """What the mask reads of the teacher: its attention or the difficulty; None where it reads neither."""
+        read = next((name for name in ("attention", "difficulty") if name in self.masking.reads), None)
+        if read is None or self.teacher is None:
             return None
-        return self.teacher.scores(Batch(x=images, tokenizer=self.tokenizer))  # type: ignore[operator]
+        scores: Tensor = getattr(self.teacher, read)(Batch(x=images, tokenizer=self.tokenizer))
+        return scores
 
     def taught(self, batch: Batch, *, learning: bool = False) -> Taught:
         """What the teacher says of a batch, by name; nothing where there is none, or nobody reads it.
@@ -243,6 +245,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         keys: Int64[Tensor, " B"] | None = None,
         ratio: float | None = None,
         scores: Float[Tensor, "B N"] | None = None,
+        progress: float | None = None,
     ) -> MaskPlan:
         """The mask for these images: the one given, or one drawn; only masked tokens are to be predicted.
 
@@ -253,6 +256,7 @@ class MaskedAutoencoder(PretrainedEncoder):
             keys: one an image, of which the mask is a pure function.
             ratio: fraction to be masked; None: the strategy's own.
             scores: what `scores` gave of these images; None: it is asked where the mask reads it.
+            progress: of the run, see `MaskRequest`.
 
         Raises:
             UsageError: see `forward`.
@@ -267,5 +271,7 @@ class MaskedAutoencoder(PretrainedEncoder):
             keys = torch.randint(-(2**63), 2**63 - 1, (len(images),), generator=generator, device=device)
         scores = self.scores(images) if scores is None else scores
         return self.masking.plan(
-            MaskRequest(layout=layout, keys=keys.to(images.device), ratio=ratio, x=images, scores=scores)
+            MaskRequest(
+                layout=layout, keys=keys.to(images.device), ratio=ratio, x=images, scores=scores, progress=progress
+            )
         )

@@ -75,7 +75,7 @@ def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
     def step() -> None:
         # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
         seen = twin.encoded(images, plan)
-        found = [decoder(seen, plan, layout), *(head(seen, plan) for head in heads)]
+        found = [decoder(seen, plan, layout), *(head(seen, plan, layout) for head in heads)]
         torch.stack([values.sum() for values in found]).sum().backward()
 
     return ModelSummary(

@@ -233,8 +233,9 @@ def _batches(
     """What the model's forward is given, from a step on: images and their masks."""
     schedule, steps_per_epoch = prepared.mask_schedule, prepared.steps_per_epoch
     for number, (images, keys) in enumerate(_on_device(prepared, loader, step)):
-        ratio = schedule.ratio(step + number // prepared.config.machine.accumulate, steps_per_epoch=steps_per_epoch)
-        plan = model.plan(images, keys=keys, ratio=ratio)
+        done = step + number // prepared.config.machine.accumulate
+        ratio = schedule.ratio(done, steps_per_epoch=steps_per_epoch)
+        plan = model.plan(images, keys=keys, ratio=ratio, progress=done / prepared.total_steps)
         yield {"images": images, "plan": plan, "keys": keys, "views": prepared.config.data.repeated_aug}
 
 

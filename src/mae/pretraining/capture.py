@@ -33,6 +33,7 @@ class Capture:
     seed: int
     ids: tuple[int, ...]
     mask_ratio: float
+    progress: float
     precision: Precision
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class Capture:
             raise UsageError(f"ids is {shown(self.ids)}; expected numbers of images")
         if not 0 < self.mask_ratio < 1:
             raise UsageError(f"mask_ratio is {self.mask_ratio}; expected a share between 0 and 1, both excluded")
+        if not 0 <= self.progress <= 1:
+            raise UsageError(f"progress is {self.progress}; expected a share from 0 to 1")
 
 
 def write_capture(prepared: RunContext, model: MaskedAutoencoder, step: int) -> Path:
@@ -65,6 +68,7 @@ def write_capture(prepared: RunContext, model: MaskedAutoencoder, step: int) -> 
         seed=config.optim.seed,
         ids=tuple(ids.tolist()),
         mask_ratio=prepared.mask_schedule.ratio(step, steps_per_epoch=prepared.steps_per_epoch),
+        progress=step / prepared.total_steps,
         precision=config.optim.precision,
     )
     aside = folder.with_name(f".writing-{folder.name}-{os.getpid()}")

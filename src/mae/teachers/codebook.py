@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch.nn.functional import one_hot
 
 from mae.core.component import Metavar, Share
 from mae.core.contracts import Batch, Encoder, Teacher
-from mae.core.types import Layout
 from mae.errors import UsageError
 from mae.layers.together import num_together
 from mae.randomness import Stream, drawing_from, uniform
@@ -48,9 +47,11 @@ class CodebookTeacher(Teacher):
         """The `codes`: for each token 1 at the nearest one, and 0 at the others."""
         return {"codes": self.codes}
 
-    def build(self, encoder: nn.Module, layout: Layout) -> "CodebookNetwork":
+    def build(self, student: Any) -> "CodebookNetwork":
         """The codebook, with random codes; after the first step it consists of patches."""
-        return CodebookNetwork(self.codes, layout.token_values, decay=self.decay, restart=self.restart)
+        return CodebookNetwork(
+            self.codes, student.tokenizer.layout.token_values, decay=self.decay, restart=self.restart
+        )
 
 
 class CodebookNetwork(nn.Module):

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mae.core.component import Count, ShareOfAll
 from mae.core.contracts import Batch, Encoder, Teacher
-from mae.core.types import Layout
+from mae.core.types import MaskPlan
 from mae.errors import UsageError
 
 
@@ -45,25 +45,29 @@ class EmaTeacher(Teacher):
             )
         return {"tokens": encoder.embed_dim}
 
-    def build(self, encoder: nn.Module, layout: Layout) -> "EmaNetwork":
-        """The network, a copy of the student's encoder as it is now."""
-        return EmaNetwork(encoder, momentum=(self.momentum, self.final_momentum), layers=self.layers)
+    def build(self, student: Any) -> "EmaNetwork":
+        """The network, a copy of the student's encoder as it is now, and of what predicts its loss."""
+        return EmaNetwork(student, momentum=(self.momentum, self.final_momentum), layers=self.layers)
 
 
 class EmaNetwork(nn.Module):
-    """The averaged encoder.
+    """The averaged encoder, and the averaged network of the term that predicts the loss, where there is one.
 
     Args:
-        encoder: the student's; it is copied.
+        student: its encoder and that network are copied.
         momentum: in the first step, and at the end of the run.
         layers: see `EmaTeacher`.
     """
 
-    def __init__(self, encoder: Any, *, momentum: tuple[float, float], layers: int | None) -> None:
+    forward_methods: ClassVar[tuple[str, ...]] = ("attention", "difficulty")
+
+    def __init__(self, student: Any, *, momentum: tuple[float, float], layers: int | None) -> None:
         super().__init__()
-        self.encoder: Any = copy.deepcopy(encoder).requires_grad_(False).eval()
+        self.encoder: Any = copy.deepcopy(student.encoder).requires_grad_(False).eval()
+        predictor = _predictor_of(student)
+        self.predictor = None if predictor is None else copy.deepcopy(predictor).requires_grad_(False).eval()
         self.momentum = momentum
-        self.layers = layers or (len(encoder.blocks) + 1) // 2
+        self.layers = layers or (len(student.encoder.blocks) + 1) // 2
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> dict[str, Float[Tensor, "B N D"]]:
@@ -74,9 +78,18 @@ class EmaNetwork(nn.Module):
         return {"tokens": layer_norm(mean, mean.shape[-1:])}
 
     @torch.no_grad()
-    def scores(self, batch: Batch) -> Float[Tensor, "B N"]:
+    def attention(self, batch: Batch) -> Float[Tensor, "B N"]:
         """How much the class token attends to each token of the whole sample in the last block: a mean over heads."""
         return self.encoder.prefix_attention(batch.x)
+
+    @torch.no_grad()
+    def difficulty(self, batch: Batch) -> Float[Tensor, "B N"]:
+        """How large a loss is expected of each token, of those that see the whole sample; its unit means nothing."""
+        assert self.predictor is not None  # a mask that reads it without such a term is refused
+        everything = torch.arange(batch.layout.num_tokens, device=batch.x.device).expand(len(batch.x), -1)
+        plan = MaskPlan(visible=everything, predicted=everything, hidden=torch.zeros_like(everything, dtype=torch.bool))
+        found: Tensor = self.predictor(self.encoder(batch.x), plan, batch.layout)
+        return found.squeeze(-1)
 
     def momentum_at(self, progress: float) -> float:
         """The share of the weights that is kept, given the run's progress in (0, 1]."""
@@ -87,3 +100,11 @@ class EmaNetwork(nn.Module):
         """Move towards the student's weights."""
         average = get_ema_multi_avg_fn(self.momentum_at(progress))
         average(list(self.encoder.parameters()), list(student.encoder.parameters()), 0)
+        if self.predictor is not None:
+            average(list(self.predictor.parameters()), list(_predictor_of(student).parameters()), 0)
+
+
+def _predictor_of(student: Any) -> Any:
+    """The network of the student's term that predicts the loss; None: there is none."""
+    heads = (student.term_heads[term.kind] for term in student.terms if term.predicts_loss)
+    return next(heads, None)

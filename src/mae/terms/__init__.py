@@ -8,4 +8,5 @@ KINDS = {
     "visreg": "visreg.VISReg",
     "infonce": "infonce.InfoNCE",
     "vicreg": "vicreg.VICReg",
+    "difficulty": "difficulty.Difficulty",
 }

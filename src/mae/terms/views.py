@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mae.core.component import Weight, Width
 from mae.core.contracts import Step, Term
-from mae.core.types import Encoded, MaskPlan
+from mae.core.types import Encoded, Layout, MaskPlan
 from mae.errors import UsageError
 from mae.layers.together import gather_features, shared_key
 from mae.randomness import Stream, normal
@@ -38,7 +38,7 @@ class Projector(nn.Module):
         self.act = nn.ReLU()
         self.fc2 = nn.Linear(hidden, dim, bias=False)
 
-    def forward(self, encoded: Encoded, plan: MaskPlan) -> Float[Tensor, "B P"]:
+    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B P"]:
         """The projection of each row of all processes, in order of rank."""
         if self.pool == "mean":
             x = encoded.mean_visible(plan)

@@ -18,7 +18,8 @@ def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
     """Shard a module's parameters over the processes, in place; make its optimizer afterwards.
 
     Each member of an `nn.Sequential` is gathered for its computation and freed after it, the rest with the whole
-    module; one without parameters stays as it is. With `bf16` they are gathered, and gradients computed, in bf16;
+    module; one without parameters stays as it is. Methods that compute with the parameters beside `forward` are named
+    by a module's `forward_methods`. With `bf16` they are gathered, and gradients computed, in bf16;
     weights, averages and the sums of gradients over processes stay in float32.
 
     Args:
@@ -28,13 +29,16 @@ def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
     """
     if next(module.parameters(), None) is None:
         return
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES.get(precision), reduce_dtype=torch.float32)
-    for sequence in [each for each in module.modules() if isinstance(each, nn.Sequential)]:
-        for block in sequence:
-            fully_shard(block, mp_policy=policy)
+    blocks = [block for each in module.modules() if isinstance(each, nn.Sequential) for block in each]
+    for block in blocks:
+        fully_shard(block, mp_policy=policy)
     fully_shard(module, mp_policy=policy, reshard_after_forward=None if trained else True)
+    for each in (*blocks, module):
+        for method in getattr(each, "forward_methods", ()):
+            register_fsdp_forward_method(each, method)
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -265,11 +265,11 @@ def _cache(prepared: RunContext) -> Iterator[Finding]:
 def _compared(prepared: RunContext) -> Iterator[Finding]:
     """Whether terms that compare images with each other are given enough of them."""
     terms = [term.kind for term in prepared.method.terms if term.reads_views]
-    optim = prepared.config.optim
+    config = prepared.config
     if not terms:
         return
-    assert optim.batch_size is not None
-    count = optim.batch_size // optim.accumulate // prepared.compared_views
+    assert config.optim.batch_size is not None
+    count = config.optim.batch_size // config.machine.accumulate // prepared.compared_views
     advice = "of so few a distribution says little: raise --batch-size, or lower --accumulate"
     few = count < _FEW_COMPARED
     value = f"{', '.join(terms)}: {count} at once"

@@ -157,7 +157,7 @@ def _parts(
             raise MAEError(f"{images.name}: images of the step cannot be read any more: {piece.unreadable[0]}")
         normalised = normalise(piece.images.to(device), mean, std)
         their_keys = their_keys.to(device)
-        plan = model.plan(normalised, keys=their_keys, ratio=values.mask_ratio)
+        plan = model.plan(normalised, keys=their_keys, ratio=values.mask_ratio, progress=values.progress)
         parts.append((normalised, plan, their_keys, piece.shown))
     return parts
 

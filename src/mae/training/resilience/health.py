@@ -345,7 +345,7 @@ class Collapse:
 
 
 class FewCodes:
-    """A codebook is used as if it had fewer than two codes: nothing is left to predict. Told once, until it recovers."""
+    """A codebook is used as if it had fewer than two codes, so little is left to predict; told anew if it recovered."""
 
     name = "codebook collapse"
 

@@ -1,0 +1,76 @@
+"""Learning which patches are hard to predict."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from mae.core.component import Depth, Weight, Width
+from mae.core.contracts import Step, Term
+from mae.core.types import Encoded, Layout, MaskPlan
+from mae.layers.mask_decoder import MAEDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty(Term):
+    """Tell of two masked patches of an image which one's prediction is worse (HPM: Wang et al. 2023, section 3.3).
+
+    A decoder of its own gives each patch a number d. Of every pair of masked patches i and j of an image whose squared
+    errors differ, i having the larger one, the term is the mean of `log(1 + exp(d_j - d_i))`: log 2 where nothing is
+    known, 0 at the right order. The errors are constants in it.
+    """
+
+    kind: ClassVar[str] = "difficulty"
+    predicts_loss: ClassVar[bool] = True
+
+    weight: Weight = 1.0
+    """Weight of a term that learns which patches are hard to predict, for --mask hard (HPM). 0: without."""
+    embed_dim: Width = 128
+    """Width of its decoder."""
+    depth: Depth = 1
+    """Blocks of its decoder."""
+    num_heads: Width = 4
+    """Attention heads of its decoder."""
+
+    def head(self, encoder: Any) -> "DifficultyHead":
+        """The decoder, with fresh weights from PyTorch's global generator."""
+        return DifficultyHead(
+            MAEDecoder(
+                encoder_dim=encoder.embed_dim,
+                grid=encoder.grid,
+                embed_dim=self.embed_dim,
+                depth=self.depth,
+                num_heads=self.num_heads,
+                num_outputs=1,
+            )
+        )
+
+    def __call__(self, step: Step) -> Float[Tensor, ""]:
+        """The value, float32, not multiplied by `weight`."""
+        assert step.projected is not None
+        counted = step.plan.hidden.gather(1, step.plan.predicted)  # visible ones may be predicted too
+        error = (step.prediction.detach().float() - step.target).square().mean(dim=-1)  # NaN where there is no data
+        error = error.masked_fill(~counted, torch.nan)
+        guess = step.projected.float().squeeze(-1).gather(1, step.plan.predicted)
+        worse = error.unsqueeze(2) > error.unsqueeze(1)  # [B, M, M], never of NaN
+        wrong = softplus(guess.unsqueeze(1) - guess.unsqueeze(2))
+        return (wrong * worse).sum() / worse.sum().clamp(min=1)
+
+
+class DifficultyHead(nn.Module):
+    """A number of each token, masked or not.
+
+    Args:
+        decoder: gives one value a token.
+    """
+
+    def __init__(self, decoder: MAEDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B N 1"]:
+        """How hard each token is to predict; only the order within an image means something."""
+        return self.decoder(encoded, plan.predict_all(), layout)
