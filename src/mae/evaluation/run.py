@@ -28,6 +28,7 @@ from mae.evaluation.extractors.extractor import show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
 from mae.evaluation.pictures.confused import draw_confused
+from mae.evaluation.pictures.pooling import draw_pooling
 from mae.evaluation.protocol import EvaluationProtocol, ProtocolResult
 from mae.report.figures.confusion import draw_confusion
 from mae.report.figures.learning_curve import draw_learning_curve
@@ -309,6 +310,9 @@ class Evaluator:
                     names=task.class_names,
                     title=f"Commonest confusions: {which}",
                 )
+        if result.classifier is not None and result.classifier.pooling is not None:
+            images, wanted = task.images("test"), task.extractor.preprocessing
+            drawn["pooling"] = partial(draw_pooling, images, result.classifier, wanted, title=f"{title}: test images")
         names = {what: f"{record.stem}-{what}.png" for what in drawn}
         for what, draw in drawn.items():
             self.world.from_main(partial(draw, path=record.with_name(names[what])))

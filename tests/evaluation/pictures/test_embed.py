@@ -4,6 +4,7 @@ import csv
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import mae
 from mae.data.dataset.images import load_images
 from mae.errors import UsageError
 from mae.evaluation.pictures import nearest as module
+from mae.evaluation.pictures import pooling
 from mae.models.presets import create_model
 
 QUICK = {"device": "cpu", "quiet": True}
@@ -316,6 +318,21 @@ def probed(tmp_path: Path, photos: Path, model) -> Path:
     mae.save(model, "model.safetensors")
     mae.evaluate("pooled_probe", "model.safetensors", data=tmp_path / "labelled", rates=(0.1,), epochs=5, **QUICK)
     return tmp_path / "runs" / "evaluate-model.safetensors" / "evaluation" / "pooled_probe.safetensors"
+
+
+def test_where_a_learned_pooling_looks_is_drawn(probed, tmp_path, monkeypatch):
+    assert probed.with_name("pooled_probe-pooling.png").read_bytes().startswith(b"\x89PNG")
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(pooling, "draw_heat", lambda *given, **named: drawn.update(named, given=given))
+    labelled = tmp_path / "labelled"
+    mae.evaluate("pooled_probe", "model.safetensors", data=labelled, rates=(0.1,), epochs=5, **QUICK)
+    (pixels, weights), classifier = drawn["given"], mae.load(probed)
+    assert len(weights) == len(drawn["notes"]) > 1 and pixels.min() >= 0 and pixels.max() <= 1
+    files = [Path(note[0]) for note in drawn["notes"]]
+    with torch.no_grad():
+        patches = classifier.encode(classifier.preprocess(files)).patches
+    expected = torch.softmax(patches @ classifier.pooling.score, dim=1)
+    torch.testing.assert_close(weights.flatten(1), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_learned_pooling_is_kept_for_use(probed, photos, tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from mae.modalities.images.pictures import Reconstruction, Score, score
 from mae.report.figures.canvas import readable
 from mae.report.figures.sheet import ColourBar, Column, write_sheet
-from mae.report.figures.tones import HIDDEN_COLOUR, Tones, choose_tones, error_scale
+from mae.report.figures.tones import HIDDEN_COLOUR, Tones, choose_tones, colour_table, error_scale
 
 _NORM_PIX = (
     "The model predicts patches normalised by their own mean and std (norm-pix). To draw them, those of masked "
@@ -199,11 +199,9 @@ def _columns(images: Float[Tensor, "B C H W"], views: Reconstruction, tones: Ton
 
 def _error_column(views: Reconstruction, tones: Tones) -> Column:
     """The error in pixel values, mean over the channels; visible pixels are blank."""
-    from matplotlib import colormaps  # here: matplotlib takes long to import
-
     error = (views.error * tones.std).mean(dim=1)  # [B, H, W]
     strongest = error_scale(error, views.hidden)
-    table = torch.from_numpy(colormaps[_COLOUR_MAP](range(256))[:, :3]).float().to(error.device)  # [256, 3]
+    table = colour_table(_COLOUR_MAP).to(error.device)
     share = (error / strongest).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1)  # of weights that diverged
     colours = table[(share * 255).round().long()]
     return Column(

@@ -51,6 +51,13 @@ class Tones:
         return torch.where(empty, torch.tensor(NO_DATA_COLOUR, device=images.device), colours)
 
 
+def colour_table(name: str) -> Float[Tensor, "256 3"]:
+    """The colours of one of matplotlib's maps, from its lowest value to its highest."""
+    from matplotlib import colormaps  # here: matplotlib takes long to import
+
+    return torch.from_numpy(colormaps[name](range(256))[:, :3]).float()
+
+
 def choose_tones(
     images: Float[Tensor, "B C H W"],
     mean: tuple[float, ...],

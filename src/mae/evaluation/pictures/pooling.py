@@ -1,0 +1,57 @@
+"""Where a learned pooling looks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from mae.data.dataset.images import ImageSet
+from mae.modalities.images.crop import central_crop
+from mae.models.given_images import scaled, statistics_of
+from mae.models.inference import undisturbed
+from mae.models.preprocess import Preprocessing
+from mae.report.figures.heat import draw_heat
+from mae.report.figures.tones import rgb_channels
+
+if TYPE_CHECKING:
+    from mae.models.classifier import PooledProbe
+
+_SHOWN = 8
+
+
+def draw_pooling(images: ImageSet, classifier: "PooledProbe", wanted: Preprocessing, *, title: str, path: Path) -> None:
+    """Write some test images, and how much each of their patches counts in a learned pooling, as one PNG.
+
+    Args:
+        images: the test images.
+        classifier: pools their patch tokens.
+        wanted: how images are cropped and normalised for it.
+        title: printed above.
+        path: the PNG.
+
+    Raises:
+        MAEError: an image cannot be read, or the file not be written.
+    """
+    readable = images.readable
+    numbers = readable[torch.linspace(0, len(readable) - 1, min(_SHOWN, len(readable))).round().long()].tolist()
+    mean, std = statistics_of(wanted)
+    pixels = torch.stack(
+        [
+            scaled(
+                central_crop(images.get(number), wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
+            )
+            for number in numbers
+        ]
+    )
+    weights = next(classifier.parameters())
+    with undisturbed(classifier):
+        features = classifier.encode(((pixels - mean) / std).nan_to_num(nan=0.0).to(weights))
+        counts = classifier.pooling.weights(features.patches).float().cpu()
+    draw_heat(
+        pixels,
+        counts.unflatten(1, features.grid),
+        rgb=rgb_channels(images.channel_names),
+        notes=[[images.item_name(number)] for number in numbers],
+        title=title,
+        path=path,
+    )
