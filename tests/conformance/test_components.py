@@ -50,9 +50,10 @@ def options_for(room: str, kind: str) -> dict[str, Any]:
         chosen["loss"] = next(kind for kind in kinds("losses") if find("losses", kind).reads_classes)
         component = find("targets", chosen["target"])()
     needs = getattr(component, "needs", frozenset())
-    if "difficulty" in getattr(component, "reads", ()):
+    reads = component.reads if room == "masks" else frozenset()
+    if "difficulty" in reads:
         chosen |= {next(kind for kind in kinds("terms") if find("terms", kind).predicts_loss): 1.0}
-    if {"attention", "difficulty"} & getattr(component, "reads", frozenset()):
+    if {"attention", "difficulty"} & reads:
         chosen["teacher"] = next(kind for kind in kinds("teachers") if find("teachers", kind)().gives_scores)
     for teacher in kinds("teachers") if needs else ():
         if needs <= find("teachers", teacher)().gives(find("encoders", "vit")()).keys():

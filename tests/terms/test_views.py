@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import mae
 from mae.core.kinds import find, kinds
-from mae.core.types import Encoded, MaskPlan
+from mae.core.types import Encoded, Layout, MaskPlan
 from mae.errors import UsageError
 from mae.randomness import sample_keys, view_keys
 from mae.terms.views import Projector, ViewTerm, unit_directions
@@ -23,6 +23,8 @@ SIZES: dict[str, Any] = {
     "img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3,
     "decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2,
 }  # fmt: skip
+
+LAYOUT = Layout(size=(8, 16), patch=(4, 4), channels=3)
 
 
 def term_of(kind: str) -> ViewTerm:
@@ -76,14 +78,16 @@ def test_features_that_are_nearly_alike_are_projected_apart() -> None:
     """Those of fresh encoders are; whatever they have in common must not be all that is projected."""
     (some, plan), projector = encoded(64), Projector(width=24, hidden=64, dim=8, pool="mean")
     alike = Encoded(levels=[5 + 0.05 * some.tokens], num_prefix=1, places=some.places)
-    assert_close(projector(alike, plan).std(dim=0), projector(some, plan).std(dim=0), rtol=0.05, atol=0.0)
+    assert_close(
+        projector(alike, plan, LAYOUT).std(dim=0), projector(some, plan, LAYOUT).std(dim=0), rtol=0.05, atol=0.0
+    )
 
 
 def test_the_projector_remembers_no_batch_and_no_mode() -> None:
     (some, plan), projector = encoded(), Projector(width=24, hidden=16, dim=8, pool="mean")
-    first = projector(some, plan)
-    projector(Encoded(levels=[some.tokens + 3], num_prefix=1, places=some.places), plan)
-    assert torch.equal(projector.eval()(some, plan), first) and not list(projector.buffers())
+    first = projector(some, plan, LAYOUT)
+    projector(Encoded(levels=[some.tokens + 3], num_prefix=1, places=some.places), plan, LAYOUT)
+    assert torch.equal(projector.eval()(some, plan, LAYOUT), first) and not list(projector.buffers())
 
 
 def test_directions_are_unit_vectors_of_the_first_key_and_evenly_spread() -> None:
@@ -134,7 +138,7 @@ def test_mask_tokens_are_no_part_of_what_is_projected() -> None:
     (some, plan), projector = encoded(), Projector(width=24, hidden=16, dim=8, pool="mean")
     with_masks = torch.cat([some.tokens, torch.randn(6, 4, 24)], dim=1)
     whole = Encoded(levels=[with_masks], num_prefix=1, places=None)
-    assert_close(projector(whole, plan), projector(some, plan), rtol=1e-5, atol=1e-6)
+    assert_close(projector(whole, plan, LAYOUT), projector(some, plan, LAYOUT), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
