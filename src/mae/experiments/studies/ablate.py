@@ -80,6 +80,8 @@ ABLATIONS: dict[str, Callable[[RunConfig], dict[str, Any]]] = {
     "repeated-aug": _repeated_aug,
     "laplacian": _to(laplacian=0.05),
     "raw-pixels": _to(norm_pix_loss=False),
+    "codes": _to(target="codes", teacher="codebook", loss="cross_entropy"),
+    "hard": _to(mask="hard", teacher="ema", difficulty=1.0),
 }
 """By name, the options that each changes in a run."""
 
