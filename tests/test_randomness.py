@@ -132,7 +132,7 @@ def test_every_place_of_a_permutation_is_equally_likely() -> None:
 
 def test_streams_keep_their_numbers_so_that_old_runs_can_be_repeated() -> None:
     names = ["ORDER", "CROP", "MASK", "REPLACEMENT", "AUGMENT", "ERASE", "ERASE_NOISE", "MIX", "FORWARD", "RATIO"]
-    names += ["LAZY_ORDER", "BLOCKS", "WINDOW", "DIRECTIONS", "COLOUR"]
+    names += ["LAZY_ORDER", "BLOCKS", "WINDOW", "DIRECTIONS", "COLOUR", "CODES"]
     assert [(stream.name, int(stream)) for stream in Stream] == [(name, number) for number, name in enumerate(names)]
 
 

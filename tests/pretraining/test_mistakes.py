@@ -91,7 +91,7 @@ def test_wrong_types_in_python():
         "mae.pretrain('builtin:digits', recipe=None)": "the recipe is None",
         "mae.pretrain('builtin:digits', recipe=3)": "the recipe is 3",
         "mae.pretrain('builtin:digits', steps=numpy.float64(1.5))": "--steps is np.float64(1.5); expected a valid",
-        "mae.create_model(None)": "unknown model None; nearest: mae_vit_",
+        "mae.create_model(None)": "create_model takes the name of a model, such as 'mae_vit_",
         "mae.create_model(3)": "unknown model 3; nearest: mae_vit_",
         "mae.create_model(pathlib.Path('mae_vit_small'))": "unknown model PosixPath('mae_vit_small'); nearest: ",
         f"{lesson}img_size=True)": "img_size is True; expected a valid integer",

@@ -116,7 +116,7 @@ def test_a_replay_refuses_changed_images(pretrain: Run, tmp_path: Path):
     folder = pretrain(source=source).folder
     capture = RunFolder(folder).failure(1)
     capture.mkdir(parents=True)
-    step = {"step": 1, "epoch": 0, "seed": 0, "ids": [3], "mask_ratio": 0.75, "precision": "fp32"}
+    step = {"step": 1, "epoch": 0, "seed": 0, "ids": [3], "mask_ratio": 0.75, "progress": 0.1, "precision": "fp32"}
     (capture / "capture.json").write_text(json.dumps(step))
     blacken(source / "003.npy")
     with pytest.raises(UsageError, match=r"were changed in place, \S*/003.npy"):
