@@ -46,6 +46,9 @@ COMMANDS = {
 _ANSWERS = {"list", "show", "plan", "doctor", "watch", "bench"}
 """Commands whose result is what they print; of the others it is files, and printing only tells of the work."""
 
+_COMPUTE_LITTLE = {"list", "show"}
+"""Commands that need not look, for a twentieth of a second, how busy the machine is."""
+
 _NARROWEST = 40
 """Columns for which help is laid out at the least: for some ten tyro would go on without end, and take all memory."""
 
@@ -111,9 +114,10 @@ def _dispatch(args: list[str]) -> int:
     if args[0] not in COMMANDS:
         raise UsageError(f"unknown command {args[0]!r}; there are: {', '.join(COMMANDS)}")
     if not {"-h", "--help"} & set(args):
-        from mae.contention import set_spin_count
+        if args[0] not in _COMPUTE_LITTLE:
+            from mae.contention import set_spin_count
 
-        set_spin_count()
+            set_spin_count()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     return import_module(COMMANDS[args[0]][0]).run(args[1:])
 
