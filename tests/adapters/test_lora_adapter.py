@@ -1,10 +1,12 @@
 """Further training of weights that are there, by low-rank products: what stays, what comes out, and that it resumes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from resuming import whole_and_resumed
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -87,23 +89,9 @@ def test_an_adapted_model_computes_at_first_what_its_weights_did(weights: Path):
     assert torch.equal(plain.encode(images).patches, adapted.eval().encode(images).patches)
 
 
-class Stop:
-    """Ends a run in its midst, as Ctrl-C would."""
-
-    def log(self, row: dict[str, Any]) -> None:
-        if row["step"] == 3 and "loss" in row:
-            raise KeyboardInterrupt
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_run_that_was_stopped_resumes_bit_for_bit(weights: Path, tmp_path: Path):
-    whole = pretrain(weights, tmp_path / "whole", checkpoint_every=1)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(weights, tmp_path / "parts", checkpoint_every=1, callbacks=[Stop()])
-    weights.unlink()  # a run needs them but once
-    resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
+    begun = partial(pretrain, weights, checkpoint_every=1)
+    whole, resumed = whole_and_resumed(tmp_path, begun, meanwhile=weights.unlink)  # a run needs them but once
     one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from resuming import whole_and_resumed
 from safetensors.torch import load_file
 
 import mae
@@ -81,22 +82,8 @@ def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
     return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
 
 
-class Stop:
-    """Ends a run in its midst, as Ctrl-C would."""
-
-    def log(self, row: dict[str, Any]) -> None:
-        if row["step"] == 3 and "loss" in row:
-            raise KeyboardInterrupt
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_run_resumes_with_the_same_masks(tmp_path: Path):
-    whole = pretrain(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(tmp_path / "parts", callbacks=[Stop()])
-    resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
+    whole, resumed = whole_and_resumed(tmp_path, pretrain)
     one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
     teacher = load_file(find_weights(whole.folder).with_name("teacher.safetensors"))

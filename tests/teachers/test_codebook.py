@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from pieces import batch_of
+from resuming import whole_and_resumed
 from safetensors.torch import load_file
 from sklearn.cluster import KMeans
 from torch.testing import assert_close
@@ -177,22 +178,8 @@ def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
     return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
 
 
-class Stop:
-    """Ends a run in its midst, as Ctrl-C would."""
-
-    def log(self, row: dict[str, Any]) -> None:
-        if row["step"] == 3 and "loss" in row:
-            raise KeyboardInterrupt
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path):
-    whole = pretrain(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(tmp_path / "parts", callbacks=[Stop()])
-    resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
+    whole, resumed = whole_and_resumed(tmp_path, pretrain)
     for name in (None, "teacher.safetensors"):
         files = [find_weights(run.folder) for run in (whole, resumed)]
         one, other = (load_file(file if name is None else file.with_name(name)) for file in files)

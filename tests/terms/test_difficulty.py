@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import mae
 from mae.core.contracts import Step
-from mae.core.types import Encoded, MaskPlan
+from mae.core.types import Encoded, MaskPlan, take_tokens
 from mae.errors import UsageError
 from mae.masks.planar import plan_in_order
 from mae.randomness import sample_keys
@@ -39,7 +39,7 @@ def step_of(guess: torch.Tensor, *, everything: bool = False, gap: bool = False)
     return Step(
         batch=batch_of(torch.zeros(len(guess), 3, 16, 16), 4), plan=plan, prediction=prediction.requires_grad_(),
         encoded=Encoded(levels=(torch.zeros(len(guess), 5, 24),), num_prefix=1, places=plan.visible),
-        target=target, std=None, taught={}, projected=guess,
+        target=target, std=None, taught={}, projected=take_tokens(guess, plan.predicted),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def slowly(step: Step) -> float:
         for i in masked:
             for j in masked:
                 if errors[i] > errors[j]:
-                    own, other = (step.projected[row, step.plan.predicted[row, place], 0] for place in (i, j))
+                    own, other = (step.projected[row, place, 0] for place in (i, j))
                     total, pairs = total - float(torch.sigmoid(own - other).log()), pairs + 1
     return total / pairs
 

@@ -273,7 +273,7 @@ class Term(Component):
         reads_pixels: whether it reads `pixel_error`, which only a target with `to_pixels` has.
         reads_whole: whether it reads samples as wholes, which partial prediction and missing values leave holes in.
         predicts_visible: whether it reads predictions of visible tokens.
-        predicts_loss: whether its head says of each token `[B, N, 1]` how hard it is to predict, for the teacher's
+        predicts_loss: whether its head says of each predicted token `[B, M, 1]` how hard that is, for the teacher's
             `difficulty`; its error is then a squared one, which a target of classes has not.
         needs: names of the teacher's outputs it reads.
     """

@@ -328,10 +328,8 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: Backgro
     rgb = rgb_channels(config.tokenizer.channels, prepared.config.machine.rgb)
     crops, keys = pictured(prepared.images, config.tokenizer.img_size, seed=prepared.config.optim.seed)
     on_device = normalise(crops.to(prepared.device), *prepared.statistics())
-    plan, images = (
-        model.plan(on_device, keys=keys),
-        on_device.cpu(),
-    )  # and so are the pictures: no thread else uses a GPU
+    plan = model.plan(on_device, keys=keys)
+    images = on_device.cpu()  # and so are the views of them: the thread that draws must not wait for a GPU
 
     def draw(step: int) -> None:
         title = f"{prepared.config.model}, step {step} of {prepared.total_steps}"

@@ -5,12 +5,11 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from mae.core.component import Depth, Weight, Width
 from mae.core.contracts import Step, Term
-from mae.core.types import Encoded, Layout, MaskPlan
 from mae.layers.mask_decoder import MAEDecoder
 
 
@@ -35,17 +34,15 @@ class Difficulty(Term):
     num_heads: Width = 4
     """Attention heads of its decoder."""
 
-    def head(self, encoder: Any) -> "DifficultyHead":
+    def head(self, encoder: Any) -> MAEDecoder:
         """The decoder, with fresh weights from PyTorch's global generator."""
-        return DifficultyHead(
-            MAEDecoder(
-                encoder_dim=encoder.embed_dim,
-                grid=encoder.grid,
-                embed_dim=self.embed_dim,
-                depth=self.depth,
-                num_heads=self.num_heads,
-                num_outputs=1,
-            )
+        return MAEDecoder(
+            encoder_dim=encoder.embed_dim,
+            grid=encoder.grid,
+            embed_dim=self.embed_dim,
+            depth=self.depth,
+            num_heads=self.num_heads,
+            num_outputs=1,
         )
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
@@ -54,23 +51,7 @@ class Difficulty(Term):
         counted = step.plan.hidden.gather(1, step.plan.predicted)  # visible ones may be predicted too
         error = (step.prediction.detach().float() - step.target).square().mean(dim=-1)  # NaN where there is no data
         error = error.masked_fill(~counted, torch.nan)
-        guess = step.projected.float().squeeze(-1).gather(1, step.plan.predicted)
+        guess = step.projected.float().squeeze(-1)
         worse = error.unsqueeze(2) > error.unsqueeze(1)  # [B, M, M], never of NaN
         wrong = softplus(guess.unsqueeze(1) - guess.unsqueeze(2))
         return (wrong * worse).sum() / worse.sum().clamp(min=1)
-
-
-class DifficultyHead(nn.Module):
-    """A number of each token, masked or not.
-
-    Args:
-        decoder: gives one value a token.
-    """
-
-    def __init__(self, decoder: MAEDecoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, encoded: Encoded, plan: MaskPlan, layout: Layout) -> Float[Tensor, "B N 1"]:
-        """How hard each token is to predict; only the order within an image means something."""
-        return self.decoder(encoded, plan.predict_all(), layout)

@@ -207,10 +207,8 @@ class Trainer:
         if not isinstance(self._wrapped, DistributedDataParallel):
             return batches
         first = next(batches)
-        changing = (
-            [self.module] if self.teacher is None else [self.module, self.teacher]
-        )  # such as a norm's running mean
-        buffers = [(buffer, buffer.clone()) for module in changing for buffer in module.buffers()]
+        modules = [self.module] if self.teacher is None else [self.module, self.teacher]
+        buffers = [(buffer, buffer.clone()) for each in modules for buffer in each.buffers()]  # as a running mean
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._backward(first, sync=True)
         for buffer, before in buffers:

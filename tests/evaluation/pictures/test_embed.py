@@ -327,9 +327,12 @@ def test_where_a_learned_pooling_looks_is_drawn(probed, tmp_path, monkeypatch):
     labelled = tmp_path / "labelled"
     mae.evaluate("pooled_probe", "model.safetensors", data=labelled, rates=(0.1,), epochs=5, **QUICK)
     (pixels, weights), classifier = drawn["given"], mae.load(probed)
-    assert len(weights) == len(drawn["notes"]) > 1 and pixels.min() >= 0 and pixels.max() <= 1
+    assert len(weights) == len(drawn["notes"]) > 1
+    shown = pixels * torch.tensor(drawn["std"])[:, None, None] + torch.tensor(drawn["mean"])[:, None, None]
+    assert shown.min() >= 0 and shown.max() <= 1
     files = [Path(note[0]) for note in drawn["notes"]]
     with torch.no_grad():
+        torch.testing.assert_close(pixels, classifier.preprocess(files))
         patches = classifier.encode(classifier.preprocess(files)).patches
     expected = torch.softmax(patches @ classifier.pooling.score, dim=1)
     torch.testing.assert_close(weights.flatten(1), expected, rtol=1e-4, atol=1e-6)

@@ -23,7 +23,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Column]:
     weights = torch.tensor([[[0.5, 0.25, 0.125], [0.125, 0.0, 0.0]], [[0.25, 0.25, 0.125], [0.125, 0.125, 0.125]]])
     images = torch.full((2, 3, 8, 12), 0.5)
     path = tmp_path / "heat.png"
-    draw_heat(images, weights, rgb=None, notes=[["one"], ["two"]], title="heat", path=path)
+    draw_heat(
+        images, weights, mean=(0.0,) * 3, std=(1.0,) * 3, rgb=None, notes=[["one"], ["two"]], title="heat", path=path
+    )
     assert path.stat().st_size > 1000
     return found
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mae.data.dataset.images import ImageSet
-from mae.modalities.images.crop import central_crop
-from mae.models.given_images import scaled, statistics_of
+from mae.evaluation.extractors.batches import normalised_batches
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
 from mae.report.figures.heat import draw_heat
@@ -33,25 +32,19 @@ def draw_pooling(images: ImageSet, classifier: "PooledProbe", wanted: Preprocess
         MAEError: an image cannot be read, or the file not be written.
     """
     readable = images.readable
-    numbers = readable[torch.linspace(0, len(readable) - 1, min(_SHOWN, len(readable))).round().long()].tolist()
-    mean, std = statistics_of(wanted)
-    pixels = torch.stack(
-        [
-            scaled(
-                central_crop(images.get(number), wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
-            )
-            for number in numbers
-        ]
-    )
+    numbers = readable[torch.linspace(0, len(readable) - 1, min(_SHOWN, len(readable))).round().long()]
     weights = next(classifier.parameters())
+    crops = next(normalised_batches(images, wanted, device=weights.device, numbers=numbers))
     with undisturbed(classifier):
-        features = classifier.encode(((pixels - mean) / std).nan_to_num(nan=0.0).to(weights))
+        features = classifier.encode(crops.to(weights))
         counts = classifier.pooling.weights(features.patches).float().cpu()
     draw_heat(
-        pixels,
+        crops.cpu(),
         counts.unflatten(1, features.grid),
+        mean=wanted.mean,
+        std=wanted.std,
         rgb=rgb_channels(images.channel_names),
-        notes=[[images.item_name(number)] for number in numbers],
+        notes=[[images.item_name(number)] for number in numbers.tolist()],
         title=title,
         path=path,
     )

@@ -42,6 +42,7 @@ from mae.training.run_folder import RunFolder, find_weights
 _IMAGES = 2  # enough for every check of the model, and of a large one on a CPU each costs seconds
 """Real crops that the model is checked with: each must come out right, so more would show no more."""
 _FEW_COMPARED = 32
+"""Images at once, below which a term that looks at their distribution or tells them apart has little to go by."""
 _PROBED_PARTS = (2, 4)
 _STEP_SECONDS, _LOADING_SECONDS, _DATA_SECONDS = 0.2, 0.2, 6.0
 _MEMORY_SHARE = 0.9

@@ -18,6 +18,7 @@ from torch import Tensor
 from mae.core.contracts import Batch
 from mae.core.types import Layout, MAEOutput, MaskPlan, MaskRequest
 from mae.findings import Finding
+from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.randomness import sample_keys, view_keys
 from mae.training.optimizer import make_optimizer
@@ -138,8 +139,8 @@ def check_masks(subject: Subject) -> Finding:
 def check_own_mask(subject: Subject) -> Finding:
     """The mask that is asked for is the one used and the one reported."""
     hidden = subject.plan().hidden
-    with torch.no_grad():
-        reported = subject.output(subject.copied(), mask=hidden).mask.bool()
+    with undisturbed(subject.model):  # no teacher learns from it
+        reported = subject.output(subject.model, mask=hidden).mask.bool()
     differing = int((reported != hidden).sum())
     value = f"{differing} of {hidden.numel():,} patches differ from the mask that was asked for"
     return _finding("mask reported", differing == 0, value, "the mask is changed on its way through the model")

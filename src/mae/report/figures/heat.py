@@ -18,6 +18,8 @@ def draw_heat(
     images: Float[Tensor, "B C H W"],
     weights: Float[Tensor, "B rows columns"],
     *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
     rgb: tuple[int, ...] | None,
     notes: Sequence[Sequence[str]],
     title: str,
@@ -26,8 +28,10 @@ def draw_heat(
     """Write one PNG: a row an image, its patches' weights beside it, and the image as bright as they are.
 
     Args:
-        images: in the units of a batch: whole numbers scaled to [0, 1].
+        images: normalised images, one a row.
         weights: of each patch, above 0; a row of them adds up to 1.
+        mean: see `draw_panels`.
+        std: see `draw_panels`.
         rgb: see `choose_tones`.
         notes: lines under each image.
         title: printed above.
@@ -36,7 +40,7 @@ def draw_heat(
     Raises:
         MAEError: the file cannot be written.
     """
-    tones = choose_tones(images, (0.0,) * images.shape[1], (1.0,) * images.shape[1], rgb)
+    tones = choose_tones(images, mean, std, rgb)
     times = weights * weights[0].numel()  # of the even weight
     most = float(times.amax())
     down, across = (length // count for length, count in zip(images.shape[2:], weights.shape[1:], strict=True))
