@@ -186,7 +186,7 @@ class Trainer:
             self.stopped_by = status.stop
             last = bool(self.stopped_by) or self.step == self.settings.total_steps
             save = status.save_due or self._saver.is_due(self.step)
-            reading = self.step % self.settings.log_every == 0 or save or last
+            reading = self.step == 1 or self.step % self.settings.log_every == 0 or save or last
             finite = True
             if reading or self.device.type == "cpu":  # on a GPU reading waits for the device
                 finite = self._check_nonfinite_steps(observers)
