@@ -1,6 +1,6 @@
 """Whether five minutes of `mae pretrain` on a few hundred images beat random weights and raw pixels.
 
-    python benchmarks/small_sets.py --bccd bccd/ --recipes default mae --out small-sets
+    python benchmarks/small_sets.py --bccd bccd/ --recipes fast default --out small-sets
 
 Three sets (small_images.py): blood cells cut out of photographs, drawn textures, and drawn solids under changing light.
 Everything but the recipe is what `mae pretrain` chooses for the images. The rate of each recipe on each set is measured
@@ -151,7 +151,7 @@ def _gain(runs: list[dict[str, Any]], metric: str) -> str:
 def main(words: list[str] | None = None) -> None:
     parser = script_parser(__doc__, figures=False)
     parser.add_argument("--bccd", type=Path, help="photographs of blood cells with boxes; without it two sets")
-    parser.add_argument("--recipes", nargs="+", default=["default", "mae"])
+    parser.add_argument("--recipes", nargs="+", default=["fast", "default"])
     parser.add_argument("--minutes", type=float, default=5.0, help="that each may train")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--measuring", type=float, default=20.0, help="seconds for each rate")
