@@ -45,6 +45,13 @@ def interval(values: Sequence[float]) -> str:
     return f"{100 * summary.mean:.1f} ± {100 * half:.1f}"
 
 
+def gap_in_points(reference: BySeed, other: BySeed, metric: str) -> tuple[str, str, int]:
+    """How far shares lie above others of the same seeds: mean and its interval in points, and how many pairs."""
+    gap = compare(reference, other, Metric(name=metric, title=metric, better="higher", kind="share"))
+    ends = "" if gap.low is None or gap.high is None else f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+    return "" if gap.mean is None else f"{100 * gap.mean:+.1f}", ends, gap.pairs
+
+
 def write_tables(results: Results, path: Path) -> str:
     """Write both tables as Markdown; their text."""
     text = "\n".join([*score_rows(results), "", *difference_rows(results), ""])
@@ -94,10 +101,7 @@ def difference_rows(results: Results) -> Iterator[str]:
                 continue
             best = max(peers, key=lambda name: fmean(peers[name].values()))
             for name, values in ours.items():
-                gap = compare(peers[best], values, Metric(name=metric, title=metric, better="higher", kind="share"))
-                ends = "" if gap.low is None or gap.high is None else f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
-                mean = "" if gap.mean is None else f"{100 * gap.mean:+.1f}"
-                yield markdown_row([name, f"{minutes:g}", metric, best, mean, ends, gap.pairs])
+                yield markdown_row([name, f"{minutes:g}", metric, best, *gap_in_points(peers[best], values, metric)])
 
 
 def _by_method(runs: Results, metric: str, *, peer: bool) -> dict[str, BySeed]:

@@ -6,6 +6,7 @@ ones; neither colour nor brightness tells their class.
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -56,7 +57,7 @@ def _write(out: Path, part: str, name: str, images: Iterator[Image.Image]) -> No
         image.save(folder / f"{number:03}.png")
 
 
-def drawn(out: Path, classes: "dict[str, Callable[[np.random.Generator], np.ndarray]]", *, each: int) -> None:
+def _drawn(out: Path, classes: dict[str, Callable[[np.random.Generator], np.ndarray]], *, each: int) -> None:
     """So many images of each class for either part, of a generator of their own."""
     for part, number in PARTS.items():
         for label, (name, draw) in enumerate(classes.items()):
@@ -200,8 +201,7 @@ def _lit(solid: Solid, generator: np.random.Generator) -> np.ndarray:
     points = np.stack([columns - move[0], rows - move[1], np.full_like(rows, -2.0)], axis=-1)
     for _ in range(40):
         points[..., 2] += np.minimum(distance(points), 0.5)
-    steps = 1e-3 * np.eye(3)
-    normal = np.stack([distance(points + step) - distance(points - step) for step in steps], axis=-1)
+    normal = np.stack([distance(points + step) - distance(points - step) for step in 1e-3 * np.eye(3)], axis=-1)
     normal /= np.linalg.norm(normal, axis=-1, keepdims=True) + 1e-9
     lamp = generator.normal(size=3) - [0, 0, 1]  # mostly from the viewer's side
     shade = 0.15 + 0.85 * (normal @ (lamp / np.linalg.norm(lamp))).clip(0)
@@ -214,9 +214,9 @@ def _lit(solid: Solid, generator: np.random.Generator) -> np.ndarray:
 
 def textures(out: Path, *, each: int = 60) -> None:
     """Eight patterns, so many images of each for either part."""
-    drawn(out, {name: lambda generator, of=of: _texture(of, generator) for name, of in _PATTERNS.items()}, each=each)
+    _drawn(out, {name: partial(_texture, of) for name, of in _PATTERNS.items()}, each=each)
 
 
 def solids(out: Path, *, each: int = 80) -> None:
     """Six solids, so many images of each for either part."""
-    drawn(out, {name: lambda generator, of=of: _lit(of, generator) for name, of in _SOLIDS.items()}, each=each)
+    _drawn(out, {name: partial(_lit, of) for name, of in _SOLIDS.items()}, each=each)

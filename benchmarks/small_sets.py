@@ -6,19 +6,20 @@ Three sets (small_images.py): blood cells cut out of photographs, drawn textures
 Everything but the recipe is what `mae pretrain` chooses for the images. The rate of each recipe on each set is measured
 first, so leave the machine alone for the first minutes; the steps of a run fill the minutes at that rate. Then k-NN and
 logistic regression with 1, 5 and all labels of each class, on the mean of the patch tokens: of few labels the mean over
-20 draws, which are the same for all. Beside them random weights and raw pixels with the same protocols. Intervals are
-Student's over seeds, differences are paired by seed. The same command resumes.
+20 draws, which are the same for all. Beside them random weights of the same seeds, and raw pixels, which are the same
+for all seeds, with the same protocols. Intervals are Student's over seeds, differences are paired by seed. The same
+command resumes.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import small_images
 import torch
-from peers_table import interval
+from peers_table import BySeed, gap_in_points, interval
 from rich.console import Console
 from torch import Tensor
 
@@ -30,10 +31,8 @@ from mae.evaluation.common.logistic import choose_penalty, fit_logistic
 from mae.evaluation.common.metrics import top_k_accuracy
 from mae.evaluation.common.neighbours import few_shot_draws, knn_rank
 from mae.evaluation.common.task import LabelledTask
-from mae.evaluation.extractors.extractor import model_extractor
+from mae.evaluation.extractors.extractor import baseline_extractors, model_extractor, random_weights
 from mae.evaluation.protocol import THIS_MODEL
-from mae.experiments.core.metrics import Metric
-from mae.experiments.core.stats import compare
 from mae.recipes import recipe_config
 from mae.records import read_json, write_json
 
@@ -42,7 +41,7 @@ DRAWS = 20
 K = 20
 FEW_PENALTY = 0.1
 """Of the regression on few labels, of which none can be spared to choose it."""
-FEATURES = {THIS_MODEL: "mean", "random weights": "mean", "raw pixels": "pixels"}
+RANDOM, PIXELS = "random weights", "raw pixels"
 CPU = torch.device("cpu")
 Scores = dict[str, float]
 
@@ -72,8 +71,15 @@ def scores_of(model: Any, data: Path, seed: int, folder: Path) -> dict[str, Scor
         console=Console(quiet=True),
         data=open_labelled(str(data), data_root=data),
     )
-    contenders = task.contenders(baselines=True)
-    return {who: accuracies(task, *contenders[who][feature]) for who, feature in FEATURES.items()}
+    contenders = {
+        THIS_MODEL: (task.extractor, "mean"),
+        RANDOM: (model_extractor(random_weights(model, seed), name=RANDOM), "mean"),
+        PIXELS: (baseline_extractors(task.extractor)[-1], "pixels"),
+    }
+    return {
+        who: accuracies(task, *(task.features(part, extractor)[name] for part in ("train", "test")))
+        for who, (extractor, name) in contenders.items()
+    }
 
 
 def accuracies(task: LabelledTask, train: Tensor, test: Tensor) -> Scores:
@@ -105,7 +111,7 @@ def _top1(task: LabelledTask, ranking: Tensor) -> float:
 def trained(recipe: str, data: Path, seed: int, args: Namespace) -> dict[str, Any]:
     """A run and its scores; what is there already is read."""
     steps = measured_steps(recipe, data / "train", args)
-    folder = args.out / "runs" / data.name / f"{recipe}-seed{seed}"
+    folder = args.out / "runs" / data.name / f"{recipe}-{args.minutes:g}min-seed{seed}"
     path = folder / "scores.json"
     if not path.exists():
         begun = (folder / "run" / "config.json").exists()
@@ -130,22 +136,21 @@ def rows(results: list[dict[str, Any]]) -> Iterator[str]:
             cells = (interval([run["scores"][THIS_MODEL][metric] for run in runs]) for metric in metrics)
             yield markdown_row([name, recipe, *cells])
             yield markdown_row([name, "above the better baseline", *(_gain(runs, metric) for metric in metrics)])
-        for who in (who for who in FEATURES if who != THIS_MODEL):
-            by_seed = {run["seed"]: run["scores"][who] for run in of_set}
-            yield markdown_row([name, who, *(interval([s[metric] for s in by_seed.values()]) for metric in metrics)])
+        random = {run["seed"]: run["scores"][RANDOM] for run in of_set}.values()
+        yield markdown_row([name, RANDOM, *(interval([scores[metric] for scores in random]) for metric in metrics)])
+        pixels = of_set[0]["scores"][PIXELS]
+        yield markdown_row([name, PIXELS, *(interval([pixels[metric]]) for metric in metrics)])
 
 
 def _gain(runs: list[dict[str, Any]], metric: str) -> str:
     """Points above the baseline with the better mean, and the ends of the interval."""
 
-    def of(who: str) -> Mapping[int, float]:
+    def of(who: str) -> BySeed:
         return {run["seed"]: run["scores"][who][metric] for run in runs}
 
-    better = max((who for who in FEATURES if who != THIS_MODEL), key=lambda who: fmean(of(who).values()))
-    gap = compare(of(better), of(THIS_MODEL), Metric(name=metric, title=metric, better="higher", kind="share"))
-    ends = "" if gap.low is None or gap.high is None else f" ({100 * gap.low:.1f} to {100 * gap.high:.1f})"
-    assert gap.mean is not None
-    return f"{100 * gap.mean:+.1f}{ends}"
+    better = max((RANDOM, PIXELS), key=lambda who: fmean(of(who).values()))
+    mean, ends, _ = gap_in_points(of(better), of(THIS_MODEL), metric)
+    return f"{mean} ({ends})" if ends else mean
 
 
 def main(words: list[str] | None = None) -> None:
@@ -161,8 +166,9 @@ def main(words: list[str] | None = None) -> None:
     if args.bccd:
         sets["cells"] = lambda out: small_images.blood_cells(args.bccd, out)
     for name, make in sets.items():
-        if not (args.out / name).exists():
-            make(args.out / name)
+        if not (args.out / name).exists():  # a set that is there is whole
+            make(args.out / f"{name}.part")
+            (args.out / f"{name}.part").rename(args.out / name)
     for recipe in args.recipes:  # all rates before the machine is busy with runs
         for name in sets:
             measured_steps(recipe, args.out / name / "train", args)

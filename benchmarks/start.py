@@ -80,6 +80,7 @@ def one_turn(code: Path, args: Namespace, place: Path) -> dict[str, float]:
         "show NAME": whole(code, "show", "mae_vit_base_patch16"),
         "list models": whole(code, "list", "models"),
         "plan": whole(code, "plan", photos, *size),
+        # So few epochs that any version writes a row for every step.
         "pretrain": first_step(code, run, photos, *size, "--epochs", "20"),
         "pretrain --no-doctor": first_step(code, place / "other", photos, *size, "--epochs", "20", "--no-doctor"),
         "pretrain --resume": first_step(code, run, "--resume"),

@@ -21,7 +21,7 @@ class TrainingSettings:
         schedule: the learning rate after so many samples.
         clip_grad: largest norm of the gradient; None: no clipping.
         precision: `fp32`, `bf16` or `fp16`.
-        log_every: steps between rows of the log.
+        log_every: steps between rows of the log; the first step has one too.
         checkpoint_every: steps between checkpoints; None: one every ten minutes.
         checkpoint_keep_every: steps between checkpoints that are kept for good; each of these steps is saved, whatever
             `checkpoint_every` says. None: only the two newest checkpoints are kept.

@@ -148,8 +148,8 @@ def model_extractor(model: PretrainedEncoder, *, name: str) -> Extractor:
     )
 
 
-def random_weights(model: PretrainedEncoder) -> PretrainedEncoder:
-    """The same encoder, never trained: fresh weights from a fixed seed, on the model's device, in its type.
+def random_weights(model: PretrainedEncoder, seed: int = _RANDOM_SEED) -> PretrainedEncoder:
+    """The same encoder, never trained: fresh weights from a seed, on the model's device, in its type.
 
     PyTorch's global generators are left as they were.
 
@@ -160,7 +160,7 @@ def random_weights(model: PretrainedEncoder) -> PretrainedEncoder:
         raise UsageError("the model holds no configuration, so none can be built like it; give it a 'config'")
     # Built on the CPU whatever the default device: its generator alone is then drawn from, and put back.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(_RANDOM_SEED)
+        torch.default_generator.manual_seed(seed)
         fresh = build_pretrained_encoder(model.config)
     return fresh.to(next(model.parameters())).eval()
 
