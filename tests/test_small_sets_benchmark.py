@@ -75,7 +75,7 @@ def scored(seed: int, ours: float, random: float) -> dict[str, Any]:
         small_sets.RANDOM: {"k-NN, 1": random},
         small_sets.PIXELS: {"k-NN, 1": 0.3},
     }
-    return {"set": "cells", "recipe": "fast", "seed": seed, "scores": scores}
+    return {"set": "cells", "words": "fast", "seed": seed, "scores": scores}
 
 
 def test_the_table_pairs_seeds_and_takes_the_better_baseline() -> None:
