@@ -1,6 +1,6 @@
 """Our recipes beside the joint-embedding methods that people would use instead, trained for the same time.
 
-    python benchmarks/peers.py cifar10.zip --ours fast "fast --decoder-depth 1" --minutes 10 30 --out peers
+    python benchmarks/peers.py cifar10.zip --ours default "default --uniformity 0.01" --minutes 10 30 --out peers
     python benchmarks/peers.py cifar10.zip --common "--device cuda --cache-on-device" --minutes 10 --out peers-gpu
 
 The peers are SimCLR, DINO, LeJEPA and VISReg (see joint_embedding.py). What is given to `--ours` are words of
@@ -318,7 +318,7 @@ def parse_args(words: list[str] | None) -> Namespace:
     parser = script_parser(__doc__, figures=False)
     parser.add_argument("source", help="labelled images, such as cifar10.zip")
     parser.add_argument("--data", help="labelled images for the evaluations, where they are others")
-    parser.add_argument("--ours", nargs="*", default=["fast"], help="a recipe each, and words of mae pretrain after it")
+    parser.add_argument("--ours", nargs="*", default=["default"], help="a recipe each, and words of mae pretrain after it")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--common", default="", metavar="WORDS", help="of mae pretrain, for all methods")
     parser.add_argument("--minutes", nargs="+", type=float, default=[10, 30], help="that each may train")
@@ -360,11 +360,11 @@ def _check(args: Namespace, parser: ArgumentParser) -> None:
 
 def main(words: list[str] | None = None) -> None:
     args = parse_args(words)
-    results: list[dict[str, Any]] = []
-    for name in (*args.peers, *args.ours):
-        contestant = prepare(name, args)
-        if not results:
-            results = [untrained(contestant.prepared, seed, args) for seed in args.seeds]
+    contestants = [prepare(name, args) for name in (*args.peers, *args.ours)]
+    for contestant in contestants:  # all rates before the machine is busy with runs
+        measure(contestant, args)
+    results = [untrained(contestants[0].prepared, seed, args) for seed in args.seeds]
+    for contestant in contestants:
         results += [finished(contestant, minutes, seed, args) for minutes in args.minutes for seed in args.seeds]
         about = {"machine": machine(contestant.prepared.device), "asked": read_json(args.out / ASKED)}
         write_json(args.out / "results.json", {**about, "results": results})

@@ -75,7 +75,7 @@ class OptimConfig(_Group):
     """Optimizer steps, instead of --epochs."""
     batch_size: Annotated[Count | None, shown("64 on a CPU, 256 on a GPU, fewer for fewer images", "B")] = None
     """Images per optimizer step, over all processes and micro-batches."""
-    lr: Annotated[Positive | None, shown("from --base-lr", "RATE")] = None
+    lr: Annotated[Positive | None, shown("2e-3 for muon, 1e-3 for adamw", "RATE")] = None
     """Peak learning rate, not scaled."""
     base_lr: Annotated[Positive | None, shown("none", "RATE")] = None
     """Peak learning rate for a batch of 256; scaled linearly with the batch."""

@@ -59,6 +59,7 @@ class RunFlags:
 
     Args:
         args: what was typed.
+        recipe: where the defaults come from unless another is asked for.
         without: options that the command does not offer.
 
     Attributes:
@@ -69,9 +70,9 @@ class RunFlags:
         UsageError: an option of a kind of component that is not chosen.
     """
 
-    def __init__(self, args: list[str], *, without: Collection[str] = ()) -> None:
+    def __init__(self, args: list[str], *, recipe: str = "default", without: Collection[str] = ()) -> None:
         self._typed, self._without = _typed_names(args), without
-        default = recipe_config(value_of(args, "recipe") or "default").make_room(self._typed)
+        default = recipe_config(value_of(args, "recipe") or recipe).make_room(self._typed)
         chosen = {slot: value_of(args, slot) for slot in SLOTS}
         known = {slot: kind for slot, kind in chosen.items() if kind is not None and kind in kinds(room_of(slot))}
         self._default = default.override(known) if known else default

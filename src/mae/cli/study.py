@@ -10,7 +10,7 @@ from mae.cli import INTERRUPTED
 from mae.cli.run_options import RunFlags
 from mae.config import Device
 from mae.experiments.core.plan import StudyRequest
-from mae.experiments.studies import STUDIES, find_study
+from mae.experiments.studies import STUDIED, STUDIES, find_study
 from mae.options import shown
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _train(name: str, kind: type[Any], args: list[str]) -> int:
 
     from mae.experiments.run import run_study
 
-    flags = RunFlags(args)
+    flags = RunFlags(args, recipe=STUDIED)
 
     def study(
         options: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]

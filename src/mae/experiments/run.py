@@ -25,7 +25,7 @@ from mae.experiments.core.readout import preferred_features
 from mae.experiments.core.results import StudyResult
 from mae.experiments.core.runner import run_jobs, study_folder, write_specs
 from mae.experiments.core.stats import differences
-from mae.experiments.studies import find_study
+from mae.experiments.studies import STUDIED, find_study
 from mae.pretraining.resolve import absolute_source, resolve_config, said, source_stem, total_steps
 from mae.recipes import recipe_config
 from mae.report.terminal.tables import show_grid
@@ -104,7 +104,7 @@ def study(name: str, source: str | Path, *, quiet: bool = False, **options: Any)
         )
     of_request = {field.name: values.pop(field.name) for field in fields(StudyRequest) if field.name in values}
     request = records.from_json(StudyRequest, of_request, what="option")
-    recipe = values.pop("recipe", "default")
+    recipe = values.pop("recipe", STUDIED)
     config = recipe_config(recipe).override({**values, "source": str(source), "recipe": recipe})
     return run_study(chosen, request, config, given=frozenset(values), console=console)
 

@@ -21,7 +21,7 @@ from mae.data.dataset.images import ImageSet
 from mae.data.decode.limits import UnreadableImage
 from mae.data.loading.device_loader import DeviceLoader
 from mae.data.loading.loader import TrainingLoader, default_workers, normalise
-from mae.errors import MAEError, UsageError
+from mae.errors import MAEError
 from mae.evaluation.common.baselines import TrivialBaselines, measure_baselines
 from mae.evaluation.common.capabilities import predicts_pixels
 from mae.modalities.images.crop import central_crop
@@ -207,15 +207,10 @@ def fresh_model(prepared: RunContext) -> MaskedAutoencoder:
 
 
 def peak_rate(config: RunConfig) -> float:
-    """The highest learning rate: `lr` as it is, or `base_lr` times batch / 256.
-
-    Raises:
-        UsageError: neither is set.
-    """
+    """The highest learning rate of a resolved run: `lr` as it is, or `base_lr` times batch / 256."""
     if config.optim.lr is not None:
         return config.optim.lr
-    if config.optim.base_lr is None or config.optim.batch_size is None:
-        raise UsageError("neither --lr nor --base-lr is set; give one")
+    assert config.optim.base_lr is not None and config.optim.batch_size is not None
     return config.optim.base_lr * config.optim.batch_size / 256
 
 

@@ -35,6 +35,7 @@ from mae.randomness import FIXED_EPOCH
 from mae.records import PixelDtype, check_no_data
 from mae.training.device import choose_precision
 from mae.training.distributed import World
+from mae.training.optimizer import PEAK_RATES
 from mae.training.run_folder import RunFolder, check_resumable, new_run_folder
 from mae.training.run_records import read_image_facts
 
@@ -407,6 +408,7 @@ def _choose(config: RunConfig, weights: MethodConfig | None, images: ImageSet, d
         ),
         optim=replace(
             optim,
+            lr=PEAK_RATES[optim.optimizer] if optim.lr is None and optim.base_lr is None else optim.lr,
             precision=choose_precision(optim.precision, device),  # type: ignore[arg-type]
             epochs=100.0 if optim.epochs is None and optim.steps is None else optim.epochs,
             batch_size=_batch_size(config, len(images), device),

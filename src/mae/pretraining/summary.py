@@ -176,7 +176,10 @@ def _describe_rate(prepared: RunContext, trainer: Trainer) -> str:
     rule = "" if config.optim.lr is not None else f" ({config.optim.base_lr:g} for each 256 of the batch)"
     warmup = schedule.warmup_samples / trainer.settings.batch_size
     clip = "no clipping" if config.optim.clip_grad is None else f"gradients clipped at {config.optim.clip_grad:g}"
-    return f"peak {schedule.peak:.3g}{rule}, {warmup:.0f} warm-up steps, then a cosine to {schedule.floor:g}; {clip}"
+    return (
+        f"{config.optim.optimizer}, peak {schedule.peak:.3g}{rule}, {warmup:.0f} warm-up steps, then a cosine to "
+        f"{schedule.floor:g}; {clip}"
+    )
 
 
 def _describe_compute(prepared: RunContext, trainer: Trainer) -> str:

@@ -10,6 +10,7 @@ from mae.errors import UsageError
 
 _WHERE = {
     "default": "default",
+    "mae": "mae",
     "improved": "improved",
     "fast": "fast",
     "second_stage": "second_stage",

@@ -8,6 +8,9 @@ from torch.optim import AdamW
 
 from mae.training.muon import Muon
 
+PEAK_RATES = {"adamw": 1e-3, "muon": 2e-3}
+"""What suits batches of 64 to 256; measured in docs/results/ablations.md."""
+
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters with and without weight decay, by name.

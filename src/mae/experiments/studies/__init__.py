@@ -35,6 +35,9 @@ STUDIES: Mapping[str, StudyEntry] = {
     "features": StudyEntry("Features", "trained models compared by k-NN and linear probe"),
 }
 
+STUDIED = "mae"
+"""The recipe whose variants a study trains unless another is asked for: additions are told by what they add to it."""
+
 
 def find_study(name: str) -> type[Any]:
     """The class of a study's options; imports its file, and no PyTorch.

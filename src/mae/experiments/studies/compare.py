@@ -8,8 +8,8 @@ from mae.errors import UsageError
 from mae.experiments.core.metrics import COMMON_MASK_RATIO, FEATURES, RECONSTRUCTION, TRAINING
 from mae.experiments.core.plan import Study, StudySetup
 from mae.experiments.core.results import Variant
-from mae.recipes.default import default
 from mae.recipes.improved import improved
+from mae.recipes.mae import mae
 
 ORIGINAL, IMPROVED = "original", "improved"
 
@@ -61,8 +61,8 @@ class Compare:
 
 
 def parts() -> dict[str, dict[str, Any]]:
-    """The parts of the recipe `improved`, each as options over the default run."""
-    plain, whole = default().flat(), improved().flat()
+    """The parts of the recipe `improved`, each as options over the recipe `mae`."""
+    plain, whole = mae().flat(), improved().flat()
     changed = {name: whole[name] for name in whole if whole[name] != plain[name] and name != "recipe"}
     masking = {name: value for name, value in changed.items() if name.startswith("mask_")}
     # The recipe names these too, although they are at their defaults.
@@ -81,7 +81,7 @@ def _variant(name: str, setup: StudySetup) -> tuple[Variant, RunConfig]:
     options = {
         key: wanted[key] if key in setup.given else value for part in known[name] for key, value in alone[part].items()
     }
-    plain = default().flat()
+    plain = mae().flat()
     off = {key: plain[key] for options in alone.values() for key in options}
     words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in options.items())
     variant = Variant(name=name, what=words or f"recipe {setup.base.recipe} without the additions", options=options)

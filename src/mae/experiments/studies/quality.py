@@ -20,7 +20,7 @@ class Quality:
     """
 
     trains: ClassVar[bool] = True
-    recipes: tuple[str, ...] = ("default", "fast")
+    recipes: tuple[str, ...] = ("mae", "default")
     """Names of recipes, or config.json files of runs; the first is the reference."""
     checkpoints: int = 6
     """How many checkpoints of each run are evaluated, evenly spaced."""
