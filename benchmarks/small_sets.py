@@ -126,6 +126,8 @@ def trained(words: str, data: Path, seed: int, args: Namespace) -> dict[str, Any
         config, given = told(words, data / "train", {"steps": steps, "seed": seed, "out": folder / "run"})
         begun = (folder / "run" / "config.json").exists()
         result = run_pretraining(config, given=given, resume=begun, console=Console(quiet=True))
+        if not result.finished:  # a signal: what is there is no run of so many minutes
+            raise SystemExit(128 + result.stopped_by)
         scores = scores_of(result.load_model(), data, seed, folder)
         write_json(path, {"steps": steps, "seconds": result.summary["seconds"], "scores": scores})
         print(f"{data.name}, {words}, seed {seed}: {scores}", flush=True)

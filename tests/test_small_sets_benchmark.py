@@ -12,6 +12,7 @@ from PIL import Image
 
 from mae.evaluation.protocol import THIS_MODEL
 from mae.models.presets import create_model
+from mae.pretraining.run import PretrainResult
 from mae.records import write_json
 
 
@@ -93,3 +94,12 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     write_json(tmp_path / "measured.json", {"fast, cells": {"images_per_second": 32.0, "batch_size": 64}})
     args = Namespace(out=tmp_path, minutes=2.0, measuring=1.0)
     assert small_sets.measured_steps("fast", tmp_path / "cells" / "train", args) == 60
+
+
+def test_a_stopped_run_has_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "measured.json", {"mae, cells": {"images_per_second": 32.0, "batch_size": 64}})
+    stopped = PretrainResult(folder=tmp_path, finished=False, summary={}, stopped_by=15)
+    monkeypatch.setattr(small_sets, "run_pretraining", lambda *args, **options: stopped)
+    with pytest.raises(SystemExit) as found:
+        small_sets.trained("mae", tmp_path / "cells", 0, Namespace(out=tmp_path, minutes=2.0))
+    assert found.value.code == 128 + 15 and not list(tmp_path.rglob("scores.json"))

@@ -11,6 +11,7 @@ def fast() -> RunConfig:
     one label, see docs/results/ablations.md.
 
     Command: `mae pretrain SOURCE --recipe fast`. Cost: that of the default run. Result: on CIFAR-10 after 12 epochs
-    k-NN of 54.5 % and a linear probe of 62.1 %, three seeds; recipe `cifar10` after 53 epochs 48.0 % and 61.1 %, two seeds.
+    k-NN of 54.5 % and a linear probe of 62.1 %, three seeds; recipe `cifar10` after 53 epochs 48.0 % and 61.1 %, two
+    seeds.
     """
     return default().override(dict(recipe="fast", uniformity=0.01))
