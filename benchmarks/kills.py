@@ -51,6 +51,7 @@ torch.set_num_threads(1)
 
 STEPS, SAVE_EVERY, BATCH = 12, 2, 16
 OPTIONS: dict[str, Any] = {
+    "recipe": "mae",
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
     "batch_size": BATCH, "steps": STEPS, "checkpoint_every": SAVE_EVERY, "device": "cpu",
     "workers": 0, "doctor": False,

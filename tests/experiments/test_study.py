@@ -226,6 +226,7 @@ def test_stopped_study_resumes(
     whole = mae.pretrain(
         labelled, model="mae_vit_lesson_patch4", img_size=8, patch_size=2, mlp_ratio=0.5, decoder_depth=1,
         batch_size=15, steps=80, workers=0, device="cpu", precision="fp32", out=tmp_path / "whole", quiet=True,
+        recipe="mae",
     )  # fmt: skip
     first, second = mae.load(run).state_dict(), whole.load_model().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)

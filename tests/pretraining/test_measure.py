@@ -142,7 +142,8 @@ def test_a_step_trains_the_model(monkeypatch: pytest.MonkeyPatch):
 
     def optimizer(model: Any, **options: Any) -> Any:
         made_one = real(model, **options)
-        made_one.param_groups[0]["lr"] = 1e-3
+        for group in made_one.param_groups:
+            group["lr"] = 1e-3
         return made_one
 
     monkeypatch.setattr(measure, "make_optimizer", optimizer)

@@ -139,7 +139,7 @@ def test_the_loss_is_the_one_the_run_would_have_had(
 
 
 def test_the_views_are_those_of_the_step(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = broken(pretrain, source, monkeypatch, repeated_aug=4, steps=20)
+    folder = broken(pretrain, source, monkeypatch, recipe="mae", repeated_aug=4, steps=20)
     monkeypatch.undo()
     seen: list[torch.Tensor] = []
     whole = replay_module.normalise

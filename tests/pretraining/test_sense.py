@@ -24,9 +24,9 @@ from mae.recipes.demo import demo
 from mae.training.schedule import WarmupCosine
 
 
-def config(recipe: str = "default", **options: Any) -> RunConfig:
+def config(recipe: str = "mae", **options: Any) -> RunConfig:
     default: dict[str, Any] = {"held_out": 0.0}
-    if recipe == "default" and "steps" not in options:
+    if recipe == "mae" and "steps" not in options:
         default |= {"batch_size": 64, "epochs": 100.0}
     return recipe_config(recipe).override({**default, **options})
 

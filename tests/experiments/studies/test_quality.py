@@ -31,7 +31,7 @@ def evaluated(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Study
     with pytest.MonkeyPatch.context() as patch:
         run_jobs_here(patch)
         out = tmp_path_factory.mktemp("quality") / "study"
-        return study("quality", labelled, out=out, recipes=["default", "improved"], checkpoints=3, seeds=1, **LENGTHS)
+        return study("quality", labelled, out=out, recipes=["mae", "improved"], checkpoints=3, seeds=1, **LENGTHS)
 
 
 def test_checkpoints_of_each_run_are_evaluated(evaluated: StudyOutcome):
@@ -89,7 +89,7 @@ def test_evaluated_checkpoints_are_not_evaluated_again(evaluated: StudyOutcome):
 
 
 def test_checkpoint_interval(evaluated: StudyOutcome):
-    job = read_job(evaluated.folder / "jobs" / "default-seed0.json")
+    job = read_job(evaluated.folder / "jobs" / "mae-seed0.json")
     assert job.checkpoints == 3 and checkpoint_interval(job.total_steps, 3) == 3 and checkpoint_interval(2, 3) == 1
 
 
@@ -171,7 +171,7 @@ def test_other_checkpoints_are_another_study(labelled: Path, evaluated: StudyOut
             "quality",
             labelled,
             out=evaluated.folder,
-            recipes=["default", "improved"],
+            recipes=["mae", "improved"],
             checkpoints=2,
             seeds=1,
             **LENGTHS,

@@ -21,7 +21,7 @@ from mae.experiments.core.job import EvalSpec, Job
 from mae.experiments.core.plan import Study, StudySetup, differing, with_differences
 from mae.experiments.core.readout import preferred_features, read_baselines, read_numbers
 from mae.experiments.run import _held_fixed
-from mae.experiments.studies import STUDIES, find_study
+from mae.experiments.studies import STUDIED, STUDIES, find_study
 from mae.experiments.studies.ablate import ABLATIONS, Ablate
 from mae.experiments.studies.compare import Compare, parts
 from mae.experiments.studies.decoder import Decoder
@@ -34,7 +34,7 @@ from mae.recipes import recipe_config
 from mae.recipes.improved import improved
 
 
-def setup(recipe: str = "default", **given: Any) -> StudySetup:
+def setup(recipe: str = STUDIED, **given: Any) -> StudySetup:
     def find(name: str) -> RunConfig:
         return recipe_config(name).override({**given, "source": "builtin:digits"})
 
@@ -109,14 +109,14 @@ def test_given_strength_holds_where_the_part_is_on():
 
 
 def test_any_recipe_is_a_variant():
-    found = configs(Compare(variants=("default", "cifar10")).study(setup(batch_size=64)))
+    found = configs(Compare(variants=("mae", "cifar10")).study(setup(batch_size=64)))
     assert {config.optim.batch_size for config in found.values()} == {64}
-    assert differing(found)["lr"] == {"default": 1e-3, "cifar10": 2e-3}
+    assert differing(found)["lr"] == {"mae": 1e-3, "cifar10": 2e-3}
 
 
 def test_equal_variants_are_refused():
     for options, given, says in (
-        (Compare(variants=("original", "default", "improved")), {}, "variants original and default are the same run"),
+        (Compare(variants=("original", "mae", "improved")), {}, "variants original and mae are the same run"),
         (Compare(ablate=True), {"laplacian": 0.0}, "variants original and laplacian are the same run"),
         (MaskRatio(ratios=(0.75, 0.7500001)), {}, "have the same name"),
     ):
