@@ -318,7 +318,9 @@ def parse_args(words: list[str] | None) -> Namespace:
     parser = script_parser(__doc__, figures=False)
     parser.add_argument("source", help="labelled images, such as cifar10.zip")
     parser.add_argument("--data", help="labelled images for the evaluations, where they are others")
-    parser.add_argument("--ours", nargs="*", default=["default"], help="a recipe each, and words of mae pretrain after it")
+    parser.add_argument(
+        "--ours", nargs="*", default=["default"], help="a recipe each, and words of mae pretrain after it"
+    )
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--common", default="", metavar="WORDS", help="of mae pretrain, for all methods")
     parser.add_argument("--minutes", nargs="+", type=float, default=[10, 30], help="that each may train")

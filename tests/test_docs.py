@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from answers_here import answer_here
+from drawn_masks import drawn_masks
 from foreign import lightly, official
 from jobs_here import run_jobs_here
 from light import little_measuring
@@ -55,6 +56,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for number in range(12):
             pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8).repeat(12, axis=0).repeat(12, axis=1)
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
+    drawn_masks(tmp_path / "masks")
     monkeypatch.chdir(tmp_path)
     little_measuring(monkeypatch)
     run_jobs_here(monkeypatch)

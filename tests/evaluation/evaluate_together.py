@@ -16,6 +16,7 @@ from typing import Any
 import kills  # of benchmarks
 import torch
 import torch.distributed as dist
+from drawn_masks import drawn_masks
 from PIL import Image
 from tiny_task import by_function, small_model, striped
 
@@ -61,6 +62,7 @@ def evaluate_all(data: Path, out: Path, *, trained: bool) -> None:
     model = small_model(depth=3)
     for name, options in PROTOCOLS.items():
         mae.evaluate(name, model, data=data, out=out, **QUICK, **options)
+    mae.evaluate("segmentation_knn", model, data=drawn_masks(out.parent / "drawn"), out=out, **QUICK)
     mae.embed(model, data / "train", out=out / "train.npz", **QUICK)
     twice = by_function(lambda images: dict.fromkeys(("b", "a"), images.flatten(1)), img_size=(16, 16), identity=None)
     mae.embed(twice, data / "train", out=out / "twice.npz", **QUICK)

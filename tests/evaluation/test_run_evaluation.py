@@ -312,10 +312,15 @@ class Failing(EvaluationProtocol):
 
     name = title = summary = "failing"
     error: Exception
-    needs_labels: bool
 
     def run(self, task):
         raise self.error
+
+
+class FailingWithoutLabels(Failing):
+    """The same on images without labels."""
+
+    labels = "none"
 
 
 @pytest.mark.parametrize(
@@ -328,11 +333,11 @@ class Failing(EvaluationProtocol):
 )
 def test_out_of_memory_is_one_line(colours, labelled, tmp_path, error):
     judging = evaluator(colours, labelled, tmp_path / "out")
-    for needs_labels in (True, False):
+    for kind in (Failing, FailingWithoutLabels):
         with pytest.raises(MAEError, match=r"^the device ran out of memory: .*; fine-tuning .* --accumulate 2; .*cpu$"):
-            judging.run(Failing(error, needs_labels))
+            judging.run(kind(error))
     with pytest.raises(RuntimeError, match="^another$"):
-        judging.run(Failing(RuntimeError("another"), True))
+        judging.run(Failing(RuntimeError("another")))
 
 
 def test_test_class_missing_from_training_is_refused(colours, labelled, tmp_path):

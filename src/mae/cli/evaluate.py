@@ -30,7 +30,8 @@ class Request:
     model: Annotated[str, tyro.conf.Positional]
     """A run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH."""
     data: str
-    """Labelled images: a folder or .zip with a folder a class, cifar10, stl10, builtin:photos or builtin:digits."""
+    """Labelled images: a folder or .zip with a folder a class, cifar10, stl10, builtin:photos or builtin:digits; for
+    segmentation a folder with images/ and masks/."""
     test: Annotated[str | None, shown("the test part of --data", "LABELLED")] = None
     """Labelled images to test on."""
     out: Annotated[Path | None, shown("the run's folder, or one under runs/ named after the model", "DIR")] = None
@@ -67,7 +68,8 @@ def _help() -> str:
 
 
 def _summary(kind: type[EvaluationProtocol]) -> str:
-    return kind.summary if kind.needs_labels else f"{kind.summary} (needs no labels)"
+    needs = {"classes": "", "masks": " (needs masks)", "none": " (needs no labels)"}
+    return f"{kind.summary}{needs[kind.labels]}"
 
 
 def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:

@@ -5,12 +5,16 @@ file, imports it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from mae.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mae.evaluation.common.verdict import Verdict
 
 THIS_MODEL = "this model"
 """What tables and records call the evaluated model."""
@@ -30,6 +34,8 @@ class ProtocolResult:
         baselines: `[m]` for each baseline, by its name: the classes that it gives the test images.
         curve: how training went, one mapping a row.
         curve_over: which number of its rows the others are drawn over; one other than `epoch` on a logarithmic axis.
+        verdict: the model beside its baselines, where the protocol says so itself; else the ranking tells.
+        pictures: what writes each further picture to a path, by what it shows.
         classifier: what was trained to tell the classes apart, to be stored beside the record; None: nothing of use.
         variant: added to the names of the record and its pictures, so that variants of a protocol stand side by side.
     """
@@ -44,6 +50,8 @@ class ProtocolResult:
     curve: tuple[Mapping[str, float], ...] = ()
     curve_over: str = "epoch"
     variant: str = ""
+    verdict: "Verdict | None" = None
+    pictures: "Mapping[str, Callable[..., None]]" = field(default_factory=dict)
     classifier: Any = None
 
 
@@ -56,7 +64,8 @@ class EvaluationProtocol(ABC):
         name: on the command line and in records.
         title: of its tables and pictures.
         summary: what it measures, for `mae evaluate --help`.
-        needs_labels: whether it is given a `LabelledTask`; an `UnlabelledTask` otherwise.
+        labels: what it needs beside images: `classes` of images (it is given a `LabelledTask`), `masks` with the class
+            of each pixel (a `SegmentationTask`), or `none` (an `UnlabelledTask`).
         cheap: whether `mae evaluate all` runs it: minutes on a CPU once features are stored.
         own_page: whether it is shown on a page of its own, `evaluation/<name>.html`.
     """
@@ -64,7 +73,7 @@ class EvaluationProtocol(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     summary: ClassVar[str]
-    needs_labels: ClassVar[bool] = True
+    labels: ClassVar[Literal["classes", "masks", "none"]] = "classes"
     cheap: ClassVar[bool] = False
     own_page: ClassVar[bool] = False
 
@@ -80,6 +89,24 @@ class EvaluationProtocol(ABC):
             UsageError: the options do not fit the task's images.
             MAEError: it failed on the way.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationProtocol(EvaluationProtocol):
+    """A protocol on images with masks.
+
+    Raises:
+        UsageError: a number that no mask can hold.
+    """
+
+    labels = "masks"
+
+    ignore: tuple[int, ...] = ()
+    """Numbers in masks that do not count, beside 255 and classes called unlabelled or void."""
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= number < 1 << 16 for number in self.ignore):
+            raise UsageError(f"ignore is {list(self.ignore)}; expected numbers in masks, 0 to 65535")
 
 
 def headline(by_name: Mapping[str, Any]) -> str:

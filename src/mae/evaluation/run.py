@@ -14,6 +14,7 @@ from rich.console import Console
 
 from mae import records
 from mae.credentials import concealed
+from mae.data.annotations.segmentation import open_segmentation
 from mae.data.sources.open import open_held_out, open_labelled
 from mae.errors import UsageError
 from mae.evaluation import protocols
@@ -22,14 +23,14 @@ from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
 from mae.evaluation.common.record import Evaluation, digest_of, hardware, versions, write_csv, write_record
-from mae.evaluation.common.task import LabelledTask, UnlabelledTask
+from mae.evaluation.common.task import LabelledTask, SegmentationTask, UnlabelledTask, of_whole_images
 from mae.evaluation.common.verdict import COMMONEST, Verdict, overall, verdict_of
-from mae.evaluation.extractors.extractor import show_loaded
+from mae.evaluation.extractors.extractor import Extractor, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
 from mae.evaluation.pictures.confused import draw_confused
 from mae.evaluation.pictures.pooling import draw_pooling
-from mae.evaluation.protocol import EvaluationProtocol, ProtocolResult
+from mae.evaluation.protocol import EvaluationProtocol, ProtocolResult, SegmentationProtocol
 from mae.report.figures.confusion import draw_confusion
 from mae.report.figures.learning_curve import draw_learning_curve
 from mae.report.html.page import Section, write_page
@@ -39,7 +40,7 @@ from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world
 
 _LESS_MEMORY = "fine-tuning computes a batch in micro-batches with --accumulate 2; all else also runs with --device cpu"
-_Task = TypeVar("_Task", LabelledTask, UnlabelledTask)
+_Task = TypeVar("_Task", LabelledTask, SegmentationTask, UnlabelledTask)
 
 
 def evaluate(
@@ -204,9 +205,37 @@ class Evaluator:
             self._unlabelled = self._task(UnlabelledTask, source=source)
         return self._unlabelled
 
-    def _task(self, kind: type[_Task], **images: Any) -> _Task:
+    def segmentation_task(self, ignore: tuple[int, ...]) -> SegmentationTask:
+        """The images with masks, checked.
+
+        Args:
+            ignore: numbers in masks that do not count.
+
+        Raises:
+            UsageError: no folder of images and masks, or the same image in both parts.
+            MAEError: a mask that cannot be read.
+        """
+        if self._test is not None:
+            raise UsageError("--test is for classes of images; put test images and their masks into val/ of --data")
+        data = open_segmentation(self._spec, ignore=ignore)
+        extractor = of_whole_images(self.extractor)
+        task = self._task(SegmentationTask, extractor=extractor, data=data)
+        if pairs := task.overlap():
+            if self._overlap == "error":
+                raise UsageError(overlap_message(data, pairs))
+            data = data.without({second for _, second in pairs})
+            task = self._task(SegmentationTask, extractor=extractor, data=data)
+        return task
+
+    def _task_of(self, protocol: EvaluationProtocol) -> LabelledTask | SegmentationTask | UnlabelledTask:
+        """What a protocol is given."""
+        if isinstance(protocol, SegmentationProtocol):
+            return self.segmentation_task(protocol.ignore)
+        return self.labelled_task() if protocol.labels == "classes" else self.unlabelled_task()
+
+    def _task(self, kind: type[_Task], *, extractor: Extractor | None = None, **images: Any) -> _Task:
         return kind(
-            extractor=self.extractor,
+            extractor=extractor or self.extractor,
             folder=self.folder,
             device=self.device,
             seed=self.seed,
@@ -237,12 +266,12 @@ class Evaluator:
         if reason := protocol.why_not(self.extractor):
             raise UsageError(reason)
         began = time.monotonic()
-        task: LabelledTask | UnlabelledTask = self.labelled_task() if protocol.needs_labels else self.unlabelled_task()
+        task = self._task_of(protocol)
         # The caller's random numbers stay as they are.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), explained_memory_failure(_LESS_MEMORY):
             result = protocol.run(task)
         labelled = task if isinstance(task, LabelledTask) else None
-        verdict = None if labelled is None else verdict_of(labelled, result)
+        verdict = result.verdict if labelled is None else verdict_of(labelled, result)
         stem = f"{protocol.name}-{result.variant}" if result.variant else protocol.name
         path = self.folder / "evaluation" / f"{stem}.json"
         record = Evaluation(
@@ -257,7 +286,7 @@ class Evaluator:
             majority=labelled.majority() if labelled else None,
             verdict=None if verdict is None else verdict.to_json(),
             near_copies=accuracy_without_near_copies(labelled, result) if labelled else None,
-            pictures=self._draw(result, labelled, protocol.title, path) if labelled else {},
+            pictures=self._draw(result, labelled, protocol.title, path),
             classifier=None if result.classifier is None else path.with_suffix(".safetensors").name,
             seconds=time.monotonic() - began,
             hardware=hardware(self.device),
@@ -281,8 +310,18 @@ class Evaluator:
             self._print(f"Name the classes of other images: {shlex.join(['mae', 'predict', str(weights), 'IMAGES'])}")
         return result, record, verdict
 
-    def _draw(self, result: ProtocolResult, task: LabelledTask, title: str, record: Path) -> dict[str, str]:
+    def _draw(self, result: ProtocolResult, task: LabelledTask | None, title: str, record: Path) -> dict[str, str]:
         """The pictures of a result, by what they show; drawn by the main process."""
+        drawn = {**result.pictures, **({} if task is None else self._drawn_of_classes(result, task, title))}
+        names = {what: f"{record.stem}-{what}.png" for what in drawn}
+        for what, draw in drawn.items():
+            self.world.from_main(partial(draw, path=record.with_name(names[what])))
+        return names
+
+    def _drawn_of_classes(
+        self, result: ProtocolResult, task: LabelledTask, title: str
+    ) -> dict[str, Callable[..., None]]:
+        """What draws the pictures of a result on classes of images, by what they show."""
         drawn: dict[str, Callable[..., None]] = {}
         if result.curve:
             measured = [name for name in dict.fromkeys(chain(*result.curve)) if name != result.curve_over]
@@ -313,10 +352,7 @@ class Evaluator:
         if result.classifier is not None and result.classifier.pooling is not None:
             images, wanted = task.images("test"), task.extractor.preprocessing
             drawn["pooling"] = partial(draw_pooling, images, result.classifier, wanted, title=f"{title}: test images")
-        names = {what: f"{record.stem}-{what}.png" for what in drawn}
-        for what, draw in drawn.items():
-            self.world.from_main(partial(draw, path=record.with_name(names[what])))
-        return names
+        return drawn
 
     def _print(self, text: str, *, style: str | None = None) -> None:
         """A line of plain text, if there is any."""

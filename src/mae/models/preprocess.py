@@ -25,8 +25,8 @@ class Preprocessing:
             `MethodConfig.pixel_dtype`.
         mean: subtracted from each channel, in that unit; with `std` 0 and 1 it says nothing of the images.
         std: what each channel is then divided by.
-        crop_share: side of the central crop over the side of the resized image; an image that already has the
-            size is not touched.
+        crop_share: side of the central crop over the side of the resized image; None: the whole image is resized,
+            whatever its shape. An image that already has the size is not touched.
         interpolation: `bicubic` or `bilinear`.
     """
 
@@ -34,7 +34,7 @@ class Preprocessing:
     in_chans: int = 3
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    crop_share: float = 0.875
+    crop_share: float | None = 0.875
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     channels: tuple[str, ...] | None = None
     nodata: str | None = None

@@ -28,7 +28,7 @@ class Contrast(EvaluationProtocol):
     name = "contrast"
     title = "Std of features"
     summary = "how large features are (a toy)"
-    needs_labels = False
+    labels = "none"
     cheap = True
 
     scale: float = 1.0

@@ -89,6 +89,21 @@ def decode(data: bytes, *, name: str, bands: int | None = None) -> np.ndarray:
     return _guarded(partial(_decode, bands=bands), data, name)
 
 
+def decode_mask(data: bytes, *, name: str) -> np.ndarray:
+    """The values of a segmentation mask as its file has them, upright: numbers `[H, W]`, or colours `[H, W, 3]`.
+
+    Of a palette the numbers are given, not its colours; alpha is left out. Values are uint8 or uint16.
+
+    Args:
+        data: the file's content.
+        name: the file's name for messages.
+
+    Raises:
+        UnreadableImage: see `decode`; a JPEG, whose compression changes numbers; or values that are no such integers.
+    """
+    return _guarded(_decode_mask, data, name)
+
+
 def probe(data: bytes, *, name: str, bands: int | None = None) -> ImageInfo:
     """What `decode` would give, from the header alone.
 
@@ -169,6 +184,34 @@ def _decode(data: bytes, name: str, *, bands: int | None) -> np.ndarray:
         keep_alpha = _keeps_alpha(image, bands)
         # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
         return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
+
+
+def _decode_mask(data: bytes, name: str) -> np.ndarray:
+    kind = recognise(data[:HEADER_BYTES], name=name)
+    if kind == "JPEG":
+        raise UnreadableImage(f"{name} is a JPEG, whose compression changes the numbers of classes; expected a PNG")
+    if kind in ("NPY", "TIFF"):
+        pixels = _decode(data, name, bands=None)
+    else:
+        with _opened(data, name=name, bands=None) as image:
+            _check_work(image, data, name=name)
+            image.load()
+            numbers = image.mode in ("1", "L", "P") or image.mode.startswith("I")
+            grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
+            pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
+            pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
+    if pixels.dtype.kind == "b":
+        pixels = pixels.astype(np.uint8)
+    with np.errstate(invalid="ignore"):
+        whole = pixels.astype(np.uint16)
+    if pixels.dtype.kind in "if" and (pixels == whole).all():
+        pixels = whole
+    if pixels.dtype not in (_UINT8, _UINT16) or pixels.shape[2] not in (1, 3):
+        raise UnreadableImage(
+            f"{name} holds {pixels.shape[2]} channels of {pixels.dtype}; expected whole numbers of classes up to "
+            "65,535 in one channel, or colours in three"
+        )
+    return np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:

@@ -330,7 +330,7 @@ def evaluation_batches(
     img_size: tuple[int, int],
     batch_size: int,
     numbers: Int64[Tensor, " n"] | None = None,
-    crop_share: float = 0.875,
+    crop_share: float | None = 0.875,
     interpolation: Literal["bicubic", "bilinear"] = "bicubic",
 ) -> Iterator[UInt8[Tensor, "B C H W"] | Float32[Tensor, "B C H W"]]:
     """Central crops of some images in order, not normalised; the last batch may be smaller.

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from mae.data.annotations.segmentation import SegmentationData
 from mae.data.sources.labels import LabelledData, LabelledSplit, check_parts
 from mae.errors import UsageError
 
@@ -15,11 +16,11 @@ Overlap = Literal["error", "drop"]
 _SHOWN = 3
 
 
-def overlap_message(data: LabelledData, pairs: Sequence[tuple[int, int]]) -> str:
+def overlap_message(data: LabelledData | SegmentationData, pairs: Sequence[tuple[int, int]]) -> str:
     """How many there are, some of them by name, and what to do.
 
     Args:
-        data: the labelled set.
+        data: the set.
         pairs: numbers of a training image and the test image with the same pixels.
     """
     shown = "; ".join(

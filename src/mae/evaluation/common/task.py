@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64, UInt8
 from rich.console import Console
 from torch import Tensor
 
+from mae.data.annotations.segmentation import SegmentationData, SegmentationSplit
 from mae.data.dataset.images import ImageSet
 from mae.data.inspect.exact_duplicates import same_content
 from mae.data.sources.labels import LabelledData, LabelledSplit
 from mae.data.sources.open import Source, open_source
+from mae.evaluation.common.dense import resized_map
 from mae.evaluation.common.metrics import majority_share
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
@@ -59,7 +61,40 @@ class _Task:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LabelledTask(_Task):
+class _TwoPartTask(_Task):
+    """One model on a set with a part to learn from and a part to be judged on."""
+
+    data: LabelledData | SegmentationData
+
+    @cached_property
+    def _opened(self) -> dict[str, Opened]:
+        return {"train": self._open(self.data.train.source), "test": self._open(self.data.test.source)}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their numbers."""
+        return self.data.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    def images(self, part: Part) -> ImageSet:
+        """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
+        return self._store.images(self._opened[part], self.extractor.preprocessing)
+
+    def overlap(self) -> list[tuple[int, int]]:
+        """Numbers of the training and the test image of each pair with the same pixels."""
+        reading = self.extractor.preprocessing.reading
+        (train, of_train), (test, of_test) = (
+            self._store.digests(self._opened[part], reading) for part in ("train", "test")
+        )
+        return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledTask(_TwoPartTask):
     """One model on one labelled set.
 
     Attributes:
@@ -72,30 +107,12 @@ class LabelledTask(_Task):
     def _splits(self) -> dict[str, LabelledSplit]:
         return {"train": self.data.train, "test": self.data.test}
 
-    @cached_property
-    def _opened(self) -> dict[str, Opened]:
-        return {part: self._open(split.source) for part, split in self._splits.items()}
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes, in the order of their numbers."""
-        return self.data.class_names
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes there are."""
-        return len(self.class_names)
-
     def with_training_rows(self, rows: Int64[Tensor, " part"]) -> "LabelledTask":
         """The task with these training images only, as rows of `labels("train")`, and the same test images."""
         numbers, split = self.images("train").readable[rows], self.data.train
         source = split.source.take(numbers.numpy(), f"{len(numbers):,} of {len(split.labels):,} training images")
         train = LabelledSplit(source=source, labels=split.labels[numbers])
         return replace(self, data=replace(self.data, train=train), store=self._store)
-
-    def images(self, part: Part) -> ImageSet:
-        """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
-        return self._store.images(self._opened[part], self.extractor.preprocessing)
 
     def class_of(self, part: Part) -> Int64[Tensor, " n"]:
         """The class of every image of a part by its number, readable or not."""
@@ -127,14 +144,6 @@ class LabelledTask(_Task):
             contenders[who] = {name: (train[name], test[name]) for name in train}
         return contenders
 
-    def overlap(self) -> list[tuple[int, int]]:
-        """Numbers of the training and the test image of each pair with the same pixels."""
-        reading = self.extractor.preprocessing.reading
-        (train, of_train), (test, of_test) = (
-            self._store.digests(self._opened[part], reading) for part in ("train", "test")
-        )
-        return [(int(of_train[first]), int(of_test[second])) for first, second in same_content(train, test)]
-
     @cached_property
     def near_copies(self) -> Int64[Tensor, " m"]:
         """For each readable test image the row of a training image which it nearly shows; -1: there is none."""
@@ -155,6 +164,50 @@ class LabelledTask(_Task):
             "test": len(self._splits["test"].labels),
             **{f"{part}_version": opened.version for part, opened in self._opened.items()},
         }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SegmentationTask(_TwoPartTask):
+    """One model on images with masks.
+
+    Its extractor resizes whole images to its size, whatever their shape, see `of_whole_images`; masks follow.
+
+    Attributes:
+        data: images and masks in two parts.
+    """
+
+    data: SegmentationData
+
+    def patches(self, part: Part, extractor: Extractor | None = None) -> Float[Tensor, "n N D"]:
+        """Patch tokens of a part, float16, of the model or of another one that sees whole images of the same size."""
+        return self._store.features(extractor or self.extractor, self._opened[part], patches=True).arrays[PATCHES]
+
+    def maps(self, part: Part) -> UInt8[Tensor, "n H W"]:
+        """The class of each pixel of the readable images of a part, in the size that the model sees.
+
+        Raises:
+            MAEError: a mask that cannot be read, is of another size than its image, or holds an unknown value.
+        """
+        split: SegmentationSplit = getattr(self.data, part)
+        _, numbers = self._store.digests(self._opened[part], self.extractor.preprocessing.reading)
+        size = self.extractor.preprocessing.img_size
+        return torch.stack([resized_map(split.labels(number), size) for number in numbers.tolist()])
+
+    def facts(self) -> dict[str, Any]:
+        """What the set holds, for the record."""
+        return {
+            "note": self.data.note,
+            "classes": self.num_classes,
+            "train": len(self.data.train.masks),
+            "test": len(self.data.test.masks),
+            "train_version": self.data.train.version(),
+            "test_version": self.data.test.version(),
+        }
+
+
+def of_whole_images(extractor: Extractor) -> Extractor:
+    """The same extractor on whole images, which are resized to its size whatever their shape."""
+    return replace(extractor, preprocessing=replace(extractor.preprocessing, crop_share=None))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from mae.evaluation.common.dense import mean_ious
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
 
@@ -16,6 +17,7 @@ COMMONEST = "commonest class"
 """What predicts the commonest training class for every image."""
 
 _RESAMPLES = 10_000
+_MAP_RESAMPLES = 2000
 _LEVELS = (0.025, 0.975)
 
 Answer = Literal["better", "unclear", "worse"]
@@ -58,6 +60,7 @@ class Verdict:
         high: upper end.
         test_images: that were compared, near copies of training images left out.
         differences: from each baseline.
+        measure: what is compared where it is no accuracy.
     """
 
     accuracy: float
@@ -65,6 +68,7 @@ class Verdict:
     high: float
     test_images: int
     differences: tuple[Difference, ...]
+    measure: str = ""
 
     @property
     def answer(self) -> Answer:
@@ -78,7 +82,9 @@ class Verdict:
 
     def __str__(self) -> str:
         """One sentence, and what to do where it is bad news."""
-        reached = f"{self.accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f}) of {self.test_images:,} images"
+        shares = f"{self.accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
+        reached = f"{self.measure} {shares} on" if self.measure else f"{shares} of"
+        reached += f" {self.test_images:,} images"
         told = {
             answer: " and ".join(str(difference) for difference in self.differences if difference.answer == answer)
             for answer in ("better", "unclear", "worse")
@@ -146,6 +152,44 @@ def compare(
         test_images=len(ours),
         differences=tuple(differences),
     )
+
+
+def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
+    """Compare maps of classes by their mean intersection over union, by a paired bootstrap over test images.
+
+    Args:
+        matrices: of each test image the confusion matrix of its pixels, by `THIS_MODEL` and by each baseline.
+    """
+    count = len(matrices[THIS_MODEL])
+    draws = torch.from_numpy(
+        np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=_MAP_RESAMPLES)
+    ).double()
+    # In the first row every image counts once.
+    weights = torch.cat([torch.ones(1, count, dtype=torch.float64), draws])
+    scores = {
+        who: mean_ious((weights @ of_each.double().flatten(1)).unflatten(1, of_each.shape[1:]))
+        for who, of_each in matrices.items()
+    }
+    ours = scores[THIS_MODEL]
+    differences = []
+    for who, theirs in scores.items():
+        if who != THIS_MODEL:
+            lower, upper = _ends_of(ours[1:] - theirs[1:])
+            differences.append(Difference(baseline=who, share=float(ours[0] - theirs[0]), low=lower, high=upper))
+    low, high = _ends_of(ours[1:])
+    return Verdict(
+        accuracy=float(ours[0]),
+        low=low,
+        high=high,
+        test_images=count,
+        differences=tuple(differences),
+        measure="mean IoU",
+    )
+
+
+def _ends_of(values: Tensor) -> tuple[float, float]:
+    low, high = np.quantile(values.numpy(), _LEVELS)
+    return float(low), float(high)
 
 
 def _interval(values: Tensor) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from mae.evaluation.protocols.labels import Labels
 from mae.evaluation.protocols.linear_probe import LinearProbe
 from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.protocols.reconstruction import Reconstruction
+from mae.evaluation.protocols.segmentation_knn import SegmentationKnn
 from mae.records import check_known
 
 PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
@@ -20,6 +21,7 @@ PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
     Finetune,
     Labels,
     Reconstruction,
+    SegmentationKnn,
 )
 """In the order of help and of `mae evaluate all`."""
 

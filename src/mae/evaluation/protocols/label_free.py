@@ -22,7 +22,7 @@ class LabelFree(EvaluationProtocol):
     name = "label_free"
     title = "Features without labels"
     summary = "how spread out the features are"
-    needs_labels = False
+    labels = "none"
     cheap = True
 
     views: int = 1000

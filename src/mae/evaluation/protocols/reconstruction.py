@@ -36,7 +36,7 @@ class Reconstruction(EvaluationProtocol):
     name = "reconstruction"
     title = "Reconstruction of masked pixels"
     summary = "how good the pictures of masked pixels are"
-    needs_labels = False
+    labels = "none"
     cheap = True
 
     count: int = 1000

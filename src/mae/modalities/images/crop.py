@@ -264,7 +264,7 @@ def _operation(level: int) -> "RandAugment":
 def central_crop(
     image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"],
     size: tuple[int, int],
-    share: float = 0.875,
+    share: float | None = 0.875,
     *,
     interpolation: Literal["bicubic", "bilinear"] = "bicubic",
 ) -> UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]:
@@ -275,12 +275,15 @@ def central_crop(
     Args:
         image: pixels in any scale.
         size: height and width of the result.
-        share: 0.875 resizes to 256 for a crop of 224; 1 leaves out only what another shape must lose.
+        share: 0.875 resizes to 256 for a crop of 224; 1 leaves out only what another shape must lose; None loses
+            nothing: the whole image takes the size's shape.
         interpolation: how it is resized, always antialiased.
     """
     height, width = image.shape[-2:]
     if (height, width) == size:
         return image
+    if share is None:
+        return resize(image, size, interpolation=interpolation)
     reach = int(size[0] / share), int(size[1] / share)
     # Integer arithmetic, as torchvision's, so that a side never falls short by a rounding error.
     if reach[0] * width >= reach[1] * height:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mae.modalities.images.pictures import Reconstruction, Score, score
 from mae.report.figures.canvas import fit_text, readable
-from mae.report.figures.sheet import Column, write_sheet
+from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import HIDDEN_COLOUR, Tones, choose_tones
 
 _A_SHEET = 5  # models; with more columns the text is too small on a page
@@ -65,12 +65,12 @@ def draw_comparison(
         Column(name="masked", caption="what the encoder sees", pictures=masked),
     ]
     caption = _caption(len(images), estimate, tones, masked_share=float(hidden.float().mean()))
-    sides = {"sides": _SMALL} if len(views) >= _SMALL_FROM else {}
+    sides = _SMALL if len(views) >= _SMALL_FROM else SIDES
     paths = []
     for first in range(0, len(columns), _A_SHEET):
         paths.append(path.with_stem(f"{path.stem}-{first // _A_SHEET + 1}") if first else path)
         sheet = [*given, *(_fitted(column) for column in columns[first : first + _A_SHEET])]
-        write_sheet(sheet, title=title, caption=caption, path=paths[-1], **sides)
+        write_sheet(sheet, title=title, caption=caption, path=paths[-1], sides=sides)
     return paths
 
 

@@ -1,6 +1,6 @@
 """Rows and columns of pictures on one page, placed pixel by pixel so that small images stay crisp."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,9 @@ _TITLE_SIZE, _NAME_SIZE, _TEXT_SIZE = 14.0, 10.5, 8.5  # points
 NOTE_SIZE = _TEXT_SIZE
 _MARGIN, _GAP, _ROW_GAP, _BAR = 24, 12, 8, 10  # pixels
 _MIN_PITCH = 150  # pixels
+SIDES = (208, 384)
+"""Of pictures, see `write_sheet`."""
+_KEY = 140  # pixels, of an entry of the legend
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,12 +78,13 @@ def write_sheet(
     title: str,
     caption: Sequence[str],
     path: Path,
-    sides: tuple[int, int] = (208, 384),
+    sides: tuple[int, int] = SIDES,
+    legend: Mapping[str, Float[Tensor, "3"]] | None = None,
 ) -> None:
     """Write the columns as one PNG, the title above and the caption's paragraphs below, the first one larger.
 
     Pictures are enlarged by an integer factor to about the first of the two sides in pixels; those over the second
-    are averaged down to it.
+    are averaged down to it. A legend of colours by name comes under the pictures.
 
     Raises:
         MAEError: the file cannot be written.
@@ -100,7 +104,9 @@ def write_sheet(
     row_height = cell[0] + num_notes * line_height(_TEXT_SIZE) + _ROW_GAP
     bars = rows + len(cells[0]) * row_height
     has_bar = any(column.bar for column in columns)
-    footer = bars + (_BAR + line_height(_TEXT_SIZE) + _ROW_GAP if has_bar else 0) + _ROW_GAP
+    keys = bars + (_BAR + line_height(_TEXT_SIZE) + _ROW_GAP if has_bar else 0) + _ROW_GAP
+    places = _legend_places(len(legend or {}), width=width, top=keys)
+    footer = places[-1][1] + line_height(_TEXT_SIZE) + _ROW_GAP if places else keys
     details = footer + len(finding) * line_height(_NAME_SIZE) + _ROW_GAP // 2
     height = details + len(below) * line_height(_TEXT_SIZE) + _MARGIN
     layout = _Layout(
@@ -115,13 +121,26 @@ def write_sheet(
     )
 
     figure = new_figure(width, height)
-    figure.figimage(_paste(columns, cells, layout).numpy(), origin="upper")
+    page = _paste(columns, cells, layout)
+    for (left, top), colour in zip(places, (legend or {}).values(), strict=True):
+        page[top : top + _BAR, left : left + _BAR] = colour
+    figure.figimage(page.numpy(), origin="upper")
+    for (left, top), name in zip(places, legend or {}, strict=True):
+        text = fit_text(name, width=_KEY - 2 * _BAR, size=_TEXT_SIZE)
+        write_lines(figure, (left + _BAR + _ROW_GAP // 2, top - 1), [text], _TEXT_SIZE)
     write_lines(figure, (_MARGIN, _MARGIN), titles, _TITLE_SIZE, bold=True)
     write_lines(figure, (_MARGIN, footer), finding, _NAME_SIZE)
     write_lines(figure, (_MARGIN, details), below, _TEXT_SIZE, colour=FAINT)
     for number, (column, lines) in enumerate(zip(columns, captions, strict=True)):
         _label_column(figure, layout, _MARGIN + number * pitch, column, lines)
     save_png(figure, path)
+
+
+def _legend_places(count: int, *, width: int, top: int) -> list[tuple[int, int]]:
+    """Left and top of each entry, in as many columns as there is room for."""
+    columns = max(1, (width - 2 * _MARGIN) // _KEY)
+    height = line_height(_TEXT_SIZE) + 2
+    return [(_MARGIN + number % columns * _KEY, top + number // columns * height) for number in range(count)]
 
 
 def _fit(pictures: Float[Tensor, "B H W 3"], sides: tuple[int, int]) -> Float[Tensor, "B h w 3"]:

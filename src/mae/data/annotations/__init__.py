@@ -1,0 +1,1 @@
+"""What people drew on their images: the class of each pixel."""

@@ -1,0 +1,284 @@
+"""Images with a mask each, which has the class of every pixel: found by looking at a folder."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+import numpy as np
+from jaxtyping import UInt8
+
+from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes
+from mae.data.decode.image import decode_mask, probe
+from mae.data.decode.limits import UnreadableImage, check_num_bytes
+from mae.data.items import fingerprint_of
+from mae.data.sources.folder import FileSource, count_of, is_image, open_folder, walk
+from mae.data.sources.labels import hold_out
+from mae.errors import MAEError, UsageError
+
+_IMAGES = ("images", "image", "imgs", "img", "jpegimages")
+_MASKS = ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "gt")
+_TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test", "testing")
+_BESIDE = "annot"
+"""SegNet's folders: `train/` has images, `trainannot/` their masks."""
+_LAYOUTS = (
+    "expected images/ and masks/ with files of the same names, in the folder itself or in train/ and val/ of it; or "
+    "both with train/ and val/ in them"
+)
+_SCANNED = 32
+"""Masks whose names tell how masks are called, and whose kinds are looked at."""
+CLASSES = "classes.txt"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SegmentationSplit:
+    """Images and the mask of each.
+
+    Attributes:
+        source: the images, in files.
+        masks: of each image, in the same order.
+        classes: what the values in the masks stand for.
+    """
+
+    source: FileSource
+    masks: tuple[Path, ...]
+    classes: PixelClasses
+
+    def labels(self, index: int) -> UInt8[np.ndarray, "H W"]:
+        """The class of each pixel of an image; `IGNORED` where there is none.
+
+        Raises:
+            MAEError: a mask that cannot be read, with unknown values, or of another size than its image.
+        """
+        path, image = self.masks[index], self.source.item_name(index)
+        mask = read_mask(path)
+        try:
+            info = probe(self.source.read(index), name=image)
+        except UnreadableImage as error:
+            raise MAEError(str(error)) from error
+        if mask.shape[:2] != (info.height, info.width):
+            raise MAEError(
+                f"{path} has {mask.shape[0]} x {mask.shape[1]} pixels, and {image}, turned as its EXIF data say, "
+                f"{info.height} x {info.width}; expected a mask of the image's size"
+            )
+        return self.classes.of(mask, name=str(path))
+
+    def take(self, indices: np.ndarray, note: str) -> Self:
+        """The images and masks at `indices` only."""
+        return type(self)(
+            source=self.source.take(indices, note), masks=tuple(self.masks[i] for i in indices), classes=self.classes
+        )
+
+    def version(self) -> str:
+        """16 hexadecimal digits that change with the images' names, sizes and times, and with the masks'."""
+        status = [path.stat() for path in self.masks]
+        names = [self.source.version(), repr(self.classes), *map(str, self.masks)]
+        sizes, times = ([getattr(each, field) for each in status] for field in ("st_size", "st_mtime_ns"))
+        return fingerprint_of(names, np.array([0, 0, *sizes]), np.array([0, 0, *times]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SegmentationData:
+    """Images with masks in two parts.
+
+    Attributes:
+        train: to learn from.
+        test: to be judged on.
+        note: one line on what was found.
+    """
+
+    train: SegmentationSplit
+    test: SegmentationSplit
+    note: str
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their numbers."""
+        return self.train.classes.names
+
+    def without(self, numbers: Collection[int]) -> Self:
+        """The same without some test images.
+
+        Raises:
+            UsageError: none is left.
+        """
+        kept = np.array([number for number in range(len(self.test.masks)) if number not in numbers], dtype=np.int64)
+        if not len(kept):
+            raise UsageError("every test image is among the training images; put others into the test part")
+        test = self.test.take(kept, f"{len(kept):,} test images that are not among the training images")
+        return replace(self, test=test, note=f"{self.note}; {len(numbers):,} test images left out: trained on")
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """The values in a mask's file; see `decode_mask`.
+
+    Raises:
+        MAEError: it cannot be read.
+    """
+    try:
+        check_num_bytes(path.stat().st_size, name=str(path))
+        return decode_mask(path.read_bytes(), name=str(path))
+    except OSError as error:
+        raise MAEError(f"{path} cannot be read: {error.strerror}") from error
+    except UnreadableImage as error:
+        raise MAEError(str(error)) from error
+
+
+def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> SegmentationData:
+    """The images and masks of a folder; where it has no test part a fifth of the images is held out.
+
+    Args:
+        spec: the folder. Beside the images' folders may lie `classes.txt`, see `read_classes`; without it the classes
+            are the numbers in the masks.
+        ignore: numbers in the masks that do not count, beside 255 and classes called unlabelled or void.
+
+    Raises:
+        UsageError: no such layout, no image with a mask, or classes that are not known.
+        MAEError: a mask that cannot be read.
+    """
+    root, name = Path(spec), str(spec)
+    if not root.is_dir():
+        raise UsageError(f"{name} is no folder; images with masks are read from folders: {_LAYOUTS}")
+    parts = _parts(root, name)
+    paired = {part: _paired(*folders, name=name) for part, folders in parts.items()}
+    listed = read_classes(path) if (path := _classes_file(root, parts.values())) is not None else None
+    coloured, found = _values(paired["train"][1], whole=listed is None)
+    classes = pixel_classes(listed, found, coloured=coloured, ignore=ignore, name=name)
+    splits = {
+        part: SegmentationSplit(source=images, masks=masks, classes=classes)
+        for part, (images, masks, _) in paired.items()
+    }
+    if "test" not in splits:
+        whole = splits["train"]
+        held = hold_out(list(whole.source.names), np.zeros(len(whole.masks), dtype=np.int64))
+        if held.all() or not held.any():
+            raise UsageError(f"{name} holds {count_of(len(held), 'image')} with a mask; expected 2 or more")
+        splits = {
+            "train": whole.take(np.flatnonzero(~held), "images to learn from"),
+            "test": whole.take(np.flatnonzero(held), "a fifth of the images, held out"),
+        }
+    return SegmentationData(**splits, note=_note(splits, classes, [left for _, _, left in paired.values()], parts))
+
+
+def _note(
+    splits: dict[str, SegmentationSplit], classes: PixelClasses, left: Sequence[int], parts: Collection[str]
+) -> str:
+    train, test = (len(splits[part].masks) for part in ("train", "test"))
+    held_out = "" if "test" in parts else ", a fifth held out"
+    without = f"; {count_of(sum(left), 'image')} without a mask left out" if sum(left) else ""
+    kind = "colours" if classes.coloured else "numbers"
+    return (
+        f"{count_of(train, 'training image')} and {count_of(test, 'test image')}{held_out}, masks of {kind}, "
+        f"{len(classes.names)} classes{without}"
+    )
+
+
+def _below(folder: Path) -> dict[str, Path]:
+    """The folders in one, by their names in lower case."""
+    try:
+        return {entry.name.lower(): entry for entry in sorted(folder.iterdir()) if entry.is_dir()}
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be listed: {error.strerror}") from error
+
+
+def _first(folders: dict[str, Path], names: Iterable[str]) -> Path | None:
+    return next((folders[name] for name in names if name in folders), None)
+
+
+def _pair(folder: Path) -> tuple[Path, Path] | None:
+    below = _below(folder)
+    images, masks = _first(below, _IMAGES), _first(below, _MASKS)
+    return None if images is None or masks is None else (images, masks)
+
+
+def _parts(root: Path, name: str) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and of masks of each part: `train`, and `test` where there is one."""
+    below = _below(root)
+    if (both := _pair(root)) is not None:
+        images, masks = map(_below, both)
+        inner = {
+            part: (_first(images, names), _first(masks, names)) for part, names in (("train", _TRAIN), ("test", _TEST))
+        }
+        found = {part: (one, other) for part, (one, other) in inner.items() if one is not None and other is not None}
+        return found if len(found) == 2 else {"train": both}
+    parts: dict[str, tuple[Path, Path]] = {}
+    for part, names in (("train", _TRAIN), ("test", _TEST)):
+        if (folder := _first(below, names)) is None:
+            continue
+        beside = below.get(f"{folder.name.lower()}{_BESIDE}")
+        if (pair := _pair(folder) if beside is None else (folder, beside)) is not None:
+            parts[part] = pair
+    if "train" not in parts:
+        there = ", ".join(f"{folder}/" for folder in below) or "no folders"
+        raise UsageError(f"{name} holds {there}; {_LAYOUTS}")
+    return parts
+
+
+def _paired(folder: Path, masks: Path, *, name: str) -> tuple[FileSource, tuple[Path, ...], int]:
+    """The images that have a mask, their masks, and how many images have none."""
+    images = open_folder(folder, name=str(folder))
+    by_stem: dict[str, str] = {}
+    for path, _, _ in walk(masks):
+        if is_image(path) and (stem := _stem(path)) in by_stem:
+            raise UsageError(f"{masks} holds {by_stem[stem]} and {path}; expected one mask for each image")
+        elif is_image(path):
+            by_stem[stem] = path
+    stems = [_stem(image) for image in images.names]
+    before, after = _affixes(stems, by_stem)
+    found = [by_stem.get(_called(stem, before, after)) for stem in stems]
+    rows = np.array([row for row, path in enumerate(found) if path is not None], dtype=np.int64)
+    if not len(rows):
+        example = f"{images.names[0]}, {next(iter(by_stem.values()))}" if by_stem else "no mask"
+        raise UsageError(
+            f"{name}: no image of {folder} has a mask in {masks} ({example}); expected files of the same names, such "
+            "as images/1.jpg and masks/1.png or masks/1_mask.png"
+        )
+    kept = images if len(rows) == len(stems) else images.take(rows, f"{len(rows):,} images with a mask")
+    return kept, tuple(masks / path for path in found if path is not None), len(stems) - len(rows)
+
+
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def _called(stem: str, before: str, after: str) -> str:
+    folder, slash, name = stem.rpartition("/")
+    return f"{folder}{slash}{before}{name}{after}"
+
+
+def _affixes(stems: Sequence[str], masks: Collection[str]) -> tuple[str, str]:
+    """What masks have before and after the names of their images, such as `_mask`: the commonest."""
+    if any(stem in masks for stem in stems):
+        return "", ""
+    counts: Counter[tuple[str, str]] = Counter()
+    for stem in stems[:_SCANNED]:
+        name = stem.rpartition("/")[2]
+        for mask in masks:
+            before, found, after = mask.rpartition("/")[2].partition(name)
+            if found:
+                counts[before, after] += 1
+    return counts.most_common(1)[0][0] if counts else ("", "")
+
+
+def _classes_file(root: Path, parts: Iterable[tuple[Path, Path]]) -> Path | None:
+    """The list of classes: in the folder itself, or beside the masks."""
+    places = [root, *(masks for _, masks in parts)]
+    return next((place / CLASSES for place in places if (place / CLASSES).is_file()), None)
+
+
+def _values(masks: Sequence[Path], *, whole: bool) -> tuple[bool, set[int]]:
+    """Whether masks hold colours, and the values in them.
+
+    Args:
+        masks: to look at.
+        whole: look at all of them, for all their values.
+    """
+    found: set[int] = set()
+    coloured = False
+    for path in masks if whole else masks[:_SCANNED]:
+        mask = read_mask(path)
+        if mask.ndim == 3 and not (mask == mask[:, :, :1]).all():
+            coloured = True
+        found.update(np.unique(packed(mask) if mask.ndim == 3 and coloured else mask).tolist())
+    return coloured, found

@@ -1,0 +1,176 @@
+"""Images and masks as people keep them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mae.data.annotations.pixel_classes import IGNORED
+from mae.data.annotations.segmentation import open_segmentation, read_mask
+from mae.data.decode.image import decode_mask
+from mae.data.decode.limits import UnreadableImage
+from mae.errors import MAEError, UsageError
+
+MASK = np.array([[0, 1, 2], [1, 255, 2]], dtype=np.uint8)
+
+
+def image(path: Path, size: tuple[int, int] = (3, 2)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (7, 8, 9)).save(path)
+
+
+def mask(path: Path, values: np.ndarray = MASK, mode: str | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = Image.fromarray(values)
+    (drawn if mode is None else drawn.convert(mode)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("{part}/images/{name}.jpg", "{part}/masks/{name}.png"),
+        ("images/{part}/{name}.jpg", "annotations/{part}/{name}.png"),
+        ("{part}/{name}.jpg", "{part}annot/{name}.png"),
+        ("{part}/Images/{name}.jpg", "{part}/Labels/{name}_mask.png"),
+        ("{part}/images/deep/{name}.jpg", "{part}/masks/deep/gt-{name}.png"),
+    ],
+)
+def test_folders_are_found_by_looking(tmp_path: Path, images: str, masks: str):
+    for part, count in (("train", 3), ("val", 2)):
+        for number in range(count):
+            image(tmp_path / images.format(part=part, name=number))
+            mask(tmp_path / masks.format(part=part, name=number))
+    data = open_segmentation(tmp_path)
+    assert data.note == "3 training images and 2 test images, masks of numbers, 3 classes"
+    assert data.class_names == ("class 0", "class 1", "class 2") and len(data.test.masks) == 2
+    assert data.train.labels(2).tolist() == MASK.tolist()
+    assert all(
+        path.stem.strip("_maskgt-") == Path(name).stem
+        for path, name in zip(data.train.masks, data.train.source.names, strict=True)
+    )
+
+
+def test_without_parts_a_fifth_is_held_out_by_the_names(tmp_path: Path):
+    for number in range(10):
+        image(tmp_path / "images" / f"{number}.jpg")
+        mask(tmp_path / "masks" / f"{number}.png")
+    image(tmp_path / "images" / "without.jpg")
+    first, again = open_segmentation(tmp_path), open_segmentation(tmp_path)
+    assert first.note == (
+        "8 training images and 2 test images, a fifth held out, masks of numbers, 3 classes; 1 image without a mask "
+        "left out"
+    )
+    assert list(first.test.source.names) == list(again.test.source.names)
+    stems = [{Path(name).stem for name in part.source.names} for part in (first.train, first.test)]
+    assert not stems[0] & stems[1] and stems[1] == {path.stem for path in first.test.masks}
+
+
+def test_masks_of_every_kind_hold_the_same_numbers(tmp_path: Path):
+    small = np.array([[0, 1], [2, 1]], dtype=np.uint8)
+    palette = Image.fromarray(small)
+    palette.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200])
+    palette.convert("P").save(tmp_path / "palette.png")
+    with Image.open(tmp_path / "palette.png") as written:
+        assert written.mode == "P"
+    mask(tmp_path / "grey.png", small)
+    mask(tmp_path / "deep.png", small.astype(np.uint16))
+    mask(tmp_path / "alpha.png", small, "LA")
+    mask(tmp_path / "bitmap.bmp", small)
+    Image.fromarray(small).save(tmp_path / "raster.tif")
+    np.save(tmp_path / "array.npy", small.astype(np.int64))
+    for path in sorted(tmp_path.iterdir()):
+        assert read_mask(path).tolist() == small.tolist(), path.name
+    colours = np.zeros((2, 2, 3), dtype=np.uint8)
+    colours[0, 1] = 128, 64, 1
+    mask(tmp_path / "colours.png", colours, "RGBA")
+    assert (read_mask(tmp_path / "colours.png") == colours).all()
+
+
+def test_what_is_no_mask_is_refused(tmp_path: Path):
+    image(tmp_path / "a.jpg")
+    with pytest.raises(UnreadableImage, match="is a JPEG, whose compression changes the numbers of classes"):
+        decode_mask((tmp_path / "a.jpg").read_bytes(), name="a.jpg")
+    for values in (np.full((2, 2), 0.5, dtype=np.float32), np.full((2, 2), -1), np.full((2, 2), 70_000)):
+        np.save(tmp_path / "b.npy", values)
+        with pytest.raises(MAEError, match=r"b.npy holds 1 channels of .*; expected whole numbers of classes"):
+            read_mask(tmp_path / "b.npy")
+    (tmp_path / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n cut")
+    with pytest.raises(MAEError, match="c.png is not a whole PNG image"):
+        read_mask(tmp_path / "c.png")
+    with pytest.raises(MAEError, match="cannot be read: No such file"):
+        read_mask(tmp_path / "none.png")
+
+
+def test_classes_come_from_the_list_and_colours_need_one(tmp_path: Path):
+    for number in range(2):
+        for part in ("train", "test"):
+            image(tmp_path / part / "images" / f"{number}.png")
+            colours = np.zeros((2, 3, 3), dtype=np.uint8)
+            colours[0] = 128, 64, 128
+            mask(tmp_path / part / "masks" / f"{number}.png", colours)
+    with pytest.raises(UsageError, match=r"write classes.txt .*'road 128 64 128'"):
+        open_segmentation(tmp_path)
+    (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 0 0 0\n")
+    data = open_segmentation(tmp_path)
+    assert data.class_names == ("road", "sky") and data.train.labels(0).tolist() == [[0] * 3, [1] * 3]
+    assert "masks of colours" in data.note
+
+
+def test_a_mask_of_another_size_or_of_an_image_that_exif_turns_is_refused(tmp_path: Path):
+    for number in range(3):
+        image(tmp_path / "images" / f"{number}.jpg")
+        mask(tmp_path / "masks" / f"{number}.png")
+    turned = Image.new("RGB", (3, 2))
+    exif = Image.Exif()
+    exif[274] = 6
+    turned.save(tmp_path / "images" / "1.jpg", exif=exif)
+    mask(tmp_path / "masks" / "2.png", MASK[:, :2])
+    data = open_segmentation(tmp_path)
+    parts = {
+        Path(name).stem: (part, row) for part in (data.train, data.test) for row, name in enumerate(part.source.names)
+    }
+    assert (parts["0"][0].labels(parts["0"][1]) == np.where(MASK == 255, IGNORED, MASK)).all()
+    for stem, size in (("1", "has 2 x 3 pixels, .*1.jpg, turned as its EXIF data say, 3 x 2"), ("2", "2 x 2 pixels")):
+        part, row = parts[stem]
+        with pytest.raises(MAEError, match=f"{stem}.png .*{size}"):
+            part.labels(row)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ((), "holds no folders; expected images/ and masks/"),
+        (("train/images/1.jpg", "val/images/1.jpg"), "holds train/, val/; expected images/ and masks/"),
+        (("images/1.jpg", "masks/2.png"), r"no image of .*images has a mask in .*masks \(1.jpg, 2.png\)"),
+        (("images/1.jpg", "masks/1.png"), "holds 1 image with a mask; expected 2 or more"),
+        (("images/1.jpg", "images/2.jpg", "masks/1.png", "masks/1.bmp"), "expected one mask for each image"),
+        (("images/1.txt", "masks/1.png"), "holds no images"),
+    ],
+)
+def test_folders_that_hold_no_such_images_are_refused(tmp_path: Path, made: tuple[str, ...], told: str):
+    for name in made:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            path.write_text("")
+        else:
+            image(path) if path.suffix == ".jpg" else mask(path)
+    with pytest.raises(UsageError, match=told):
+        open_segmentation(tmp_path)
+
+
+def test_no_folder_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="is no folder; images with masks are read from folders"):
+        open_segmentation(tmp_path / "none.zip")
+
+
+def test_a_changed_mask_changes_the_version(tmp_path: Path):
+    for number in range(5):
+        image(tmp_path / "images" / f"{number}.jpg")
+        mask(tmp_path / "masks" / f"{number}.png")
+    train = open_segmentation(tmp_path).train
+    before = train.version()
+    assert before == open_segmentation(tmp_path).train.version()
+    mask(train.masks[0], np.array([[0, 1, 2], [2, 2, 2]], dtype=np.uint8))
+    assert before != open_segmentation(tmp_path).train.version()
