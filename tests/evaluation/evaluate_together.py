@@ -62,7 +62,7 @@ def evaluate_all(data: Path, out: Path, *, trained: bool) -> None:
     model = small_model(depth=3)
     for name, options in PROTOCOLS.items():
         mae.evaluate(name, model, data=data, out=out, **QUICK, **options)
-    mae.evaluate("segmentation_knn", model, data=drawn_masks(out.parent / "drawn"), out=out, **QUICK)
+    mae.evaluate("segmentation_knn", model, data=data.with_name("drawn"), out=out, **QUICK)
     mae.embed(model, data / "train", out=out / "train.npz", **QUICK)
     twice = by_function(lambda images: dict.fromkeys(("b", "a"), images.flatten(1)), img_size=(16, 16), identity=None)
     mae.embed(twice, data / "train", out=out / "twice.npz", **QUICK)
@@ -115,6 +115,7 @@ def everything(folder: Path) -> None:
     supervised.default_workers = lambda *_, **__: 0
     data = folder / "data"
     labelled(data)
+    drawn_masks(data.with_name("drawn"))
     opened.Opened.__init__ = partialmethod(opened.Opened.__init__, max_unreadable=0.1)
     for processes in (1, 2, 3):
         place = folder / str(processes)

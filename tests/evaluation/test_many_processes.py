@@ -50,6 +50,13 @@ def test_results_on_features_are_bit_identical(found: Path, processes: int, name
 
 
 @pytest.mark.parametrize("processes", [2, 3])
+def test_maps_of_classes_are_bit_identical(found: Path, processes: int):
+    alone, together = (record(found, number, "segmentation_knn") for number in (1, processes))
+    assert json.dumps(together["result"]) == json.dumps(alone["result"]) and together["verdict"] == alone["verdict"]
+    assert together["pictures"] == alone["pictures"] == {"pictures": "segmentation_knn-pictures.png"}
+
+
+@pytest.mark.parametrize("processes", [2, 3])
 def test_features_are_bit_identical(found: Path, processes: int):
     stores = [found / str(number) / "out" / "features" for number in (1, processes)]
     names = [sorted(str(path.relative_to(store)) for path in store.glob("*/*")) for store in stores]

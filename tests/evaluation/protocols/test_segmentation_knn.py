@@ -51,7 +51,7 @@ def test_tokens_that_tell_the_fields_apart_beat_raw_pixels(data: Path, tmp_path:
     assert set(record.pictures) == {"pictures"}
 
 
-def test_maps_are_judged_at_the_models_size_on_whole_images(data: Path, tmp_path: Path):
+def test_maps_are_evaluated_at_the_models_size_on_whole_images(data: Path, tmp_path: Path):
     """What does not know the image predicts the same everywhere: its numbers can be told from the masks alone."""
     blind = by_function(lambda images: {"patches": torch.ones(len(images), 4, 2)}, img_size=(8, 8))
     record = evaluate("segmentation_knn", blind, data=data, out=tmp_path, **QUICK, pictures=0, baselines=False)

@@ -84,7 +84,7 @@ class SegmentationData:
 
     Attributes:
         train: to learn from.
-        test: to be judged on.
+        test: to be evaluated on.
         note: one line on what was found.
     """
 

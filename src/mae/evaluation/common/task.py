@@ -62,7 +62,7 @@ class _Task:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TwoPartTask(_Task):
-    """One model on a set with a part to learn from and a part to be judged on."""
+    """One model on a set with a part to learn from and a part to be evaluated on."""
 
     data: LabelledData | SegmentationData
 

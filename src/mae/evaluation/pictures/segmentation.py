@@ -45,7 +45,8 @@ def draw_segmentation(
         MAEError: an image cannot be read, or the file not be written.
     """
     rows = torch.linspace(0, len(truth) - 1, min(count, len(truth))).round().long()
-    crops = next(normalised_batches(images, wanted, device=torch.device("cpu"), numbers=images.readable[rows]))
+    batches = normalised_batches(images, wanted, device=torch.device("cpu"), numbers=images.readable[rows])
+    crops = torch.cat(list(batches))
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(images.channel_names))
     colours = class_colours(len(class_names))
     shares = {who: (maps == truth)[rows].flatten(1) for who, maps in predicted.items()}

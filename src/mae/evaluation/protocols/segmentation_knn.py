@@ -53,8 +53,8 @@ class SegmentationKnn(SegmentationProtocol):
     def run(self, task: "SegmentationTask") -> ProtocolResult:
         """Evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common.dense import confusions, dense_scores
+        from mae.evaluation.common.dense_baselines import dense_baselines
         from mae.evaluation.common.verdict import compare_maps
-        from mae.evaluation.extractors.dense_baselines import dense_baselines
         from mae.evaluation.pictures.segmentation import draw_segmentation
 
         others = dense_baselines(task.extractor) if self.baselines else []
