@@ -66,7 +66,8 @@ def evaluate(
         model: a run folder, a checkpoint or a `.safetensors` file; `timm:NAME`; `hf:NAME_OR_PATH`; a
             `MaskedAutoencoder`; a `mae.Extractor`, which can hold any function.
         data: labelled images: a folder or `.zip` with a folder for each class, perhaps below `train/` and `test/`,
-            or the name of a known set. `reconstruction` and `label_free` also take images without labels.
+            or the name of a known set. `reconstruction` and `label_free` also take images without labels,
+            `segmentation_knn` takes a folder of images with masks.
         test: the test part, where it is not in `data`.
         out: where results and features are kept; None: the run's folder, or a new one under `runs/`.
         data_root: where sets known by name are kept.
@@ -271,7 +272,7 @@ class Evaluator:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), explained_memory_failure(_LESS_MEMORY):
             result = protocol.run(task)
         labelled = task if isinstance(task, LabelledTask) else None
-        verdict = result.verdict if labelled is None else verdict_of(labelled, result)
+        verdict = result.verdict or (verdict_of(labelled, result) if labelled else None)
         stem = f"{protocol.name}-{result.variant}" if result.variant else protocol.name
         path = self.folder / "evaluation" / f"{stem}.json"
         record = Evaluation(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures import SHARED
 from PIL import Image
 
 from mae.data.annotations.pixel_classes import IGNORED
@@ -174,3 +175,14 @@ def test_a_changed_mask_changes_the_version(tmp_path: Path):
     assert before == open_segmentation(tmp_path).train.version()
     mask(train.masks[0], np.array([[0, 1, 2], [2, 2, 2]], dtype=np.uint8))
     assert before != open_segmentation(tmp_path).train.version()
+
+
+def test_road_scenes_are_read_as_they_lie():
+    if not (SHARED / "camvid").is_dir():
+        pytest.skip(f"{SHARED / 'camvid'} is not there")
+    data = open_segmentation(SHARED / "camvid")
+    assert data.note == "367 training images and 101 test images, masks of numbers, 11 classes"
+    assert data.class_names[0] == "sky" and "unlabelled" not in data.class_names
+    for row in (0, 50, 100):
+        labels = data.test.labels(row)
+        assert labels.shape == (360, 480) and set(np.unique(labels)) <= {*range(11), IGNORED}
