@@ -141,7 +141,9 @@ def split(informed: bool) -> tuple[DenseSplit, Tensor]:
     noise = tokens(60).float()
     said = torch.nn.functional.one_hot(classes, 5).unflatten(0, (60, 6)) * 60.0
     given = (noise + said * informed).half()
-    parts = DenseSplit(train=given[:40], test=given[40:], labels=whole[:40], num_classes=3, seed=0, device=CPU)
+    parts = DenseSplit(
+        train=given[:40], test=given[40:], labels=whole[:40], grid=(2, 3), num_classes=3, seed=0, device=CPU
+    )
     return parts, whole[40:]
 
 
@@ -164,7 +166,9 @@ def test_options_are_chosen_on_a_tenth_of_the_training_images():
     assert torch.equal(told.choosing.test, told.train[held]) and torch.equal(told.choosing.labels, told.labels[fitted])
     with pytest.raises(UsageError, match=r"ks is \[1, 241\], but there are 2.. training patches"):
         by_neighbours(told, ks=(1, 241), metrics=("l2",))
-    one = DenseSplit(train=told.train[:1], test=told.test, labels=told.labels[:1], num_classes=3, seed=0, device=CPU)
+    one = DenseSplit(
+        train=told.train[:1], test=told.test, labels=told.labels[:1], grid=(2, 3), num_classes=3, seed=0, device=CPU
+    )
     with pytest.raises(UsageError, match="expected 2 or more, to choose options on"):
         by_logistic(one)
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from drawn_masks import drawn_masks
 from PIL import Image
-from tiny_task import by_function, small_model
+from tiny_task import by_function, evaluator, small_model
 from torch import Tensor
 from torch.nn.functional import unfold
 
 import mae
 from mae.cli import main
 from mae.errors import MAEError, UsageError
+from mae.evaluation.common.dense_baselines import dense_baselines
 from mae.evaluation.protocols.segmentation_knn import SegmentationKnn
 from mae.evaluation.run import evaluate
 
@@ -144,3 +145,12 @@ def test_a_mask_of_another_size_is_refused_with_both_files(saved: Path, tmp_path
     Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(data / "train/masks/0.png")
     with pytest.raises(MAEError, match=r"masks/0.png has 4 x 4 pixels, and .*images/0.png, .*24 x 40"):
         evaluate("segmentation_knn", saved, data=data, out=tmp_path, **QUICK)
+
+
+def test_patches_that_are_no_squares_lie_where_they_are(data: Path, tmp_path: Path):
+    """Two columns of wide, flat patches: as many as of square ones, which would lie elsewhere."""
+    model = small_model(img_size=(16, 16), patch_size=(2, 8))
+    task = evaluator(model, data, tmp_path).segmentation_task(())
+    assert task.grid == (8, 2) and task.patches("test").shape[1] == 16
+    pixels = dense_baselines(task.extractor, task.grid)[-1].named(torch.arange(256.0).reshape(1, 1, 16, 16))["patches"]
+    assert pixels[0, 1].tolist() == [*range(8, 16), *range(24, 32)]

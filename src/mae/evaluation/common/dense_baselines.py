@@ -5,21 +5,21 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from mae.errors import UsageError
-from mae.evaluation.common.dense import grid_of
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, model_extractor, random_weights
 
 _SIDE = 8  # a patch's pixels are averaged down to this
 
 
-def dense_baselines(extractor: Extractor) -> list[Extractor]:
-    """The same model with random weights (where it is ours), and the pixels, on the same images and patches."""
+def dense_baselines(extractor: Extractor, grid: tuple[int, int]) -> list[Extractor]:
+    """The same model with random weights (where it is ours), and the pixels, on the same images and patches.
+
+    Args:
+        extractor: the model.
+        grid: rows and columns of its patches.
+    """
+    rows, columns = grid
 
     def encode(images: Tensor) -> dict[str, Tensor]:
-        tokens = extractor.named(images[:1]).get(PATCHES)
-        if tokens is None:
-            raise UsageError(f"{extractor.name} gives no patch tokens; this protocol needs them")
-        rows, columns = grid_of(tokens.shape[1], (images.shape[2], images.shape[3]))
         inner = min(_SIDE, images.shape[2] // rows), min(_SIDE, images.shape[3] // columns)
         small = adaptive_avg_pool2d(images.float().nan_to_num(nan=0.0), (rows * inner[0], columns * inner[1]))
         patches = small.unflatten(2, (rows, inner[0])).unflatten(4, (columns, inner[1]))
@@ -29,7 +29,7 @@ def dense_baselines(extractor: Extractor) -> list[Extractor]:
         name="raw pixels",
         encode=encode,
         preprocessing=extractor.preprocessing,
-        identity=None if extractor.identity is None else f"pixels of the patches of {extractor.identity}",
+        identity=f"pixels of {rows} x {columns} patches, sides up to {_SIDE}",
     )
     if extractor.model is None:
         return [pixels]

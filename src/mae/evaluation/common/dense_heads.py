@@ -1,7 +1,7 @@
 """Heads on frozen patch tokens that take minutes on a CPU: neighbours' votes and logistic regression (CAPI)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ from mae.evaluation.common.dense import (
     confusions,
     dense_scores,
     from_blocks,
-    grid_of,
     patch_labels,
     standard_patches,
     to_blocks,
@@ -36,6 +35,7 @@ class DenseSplit:
         train: tokens of the training images.
         test: tokens of the test images.
         labels: the classes of the training images' pixels, `IGNORED` where there is none.
+        grid: rows and columns of patches.
         num_classes: number of classes.
         seed: decides which training images choose.
         device: where to compute.
@@ -44,14 +44,10 @@ class DenseSplit:
     train: Float[Tensor, "n N D"]
     test: Float[Tensor, "m N D"]
     labels: UInt8[Tensor, "n H W"]
+    grid: tuple[int, int]
     num_classes: int
     seed: int
     device: torch.device
-
-    @cached_property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return grid_of(self.train.shape[1], self.size)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -68,14 +64,7 @@ class DenseSplit:
         if len(self.labels) < 2:
             raise UsageError(f"{len(self.labels)} training image with a mask; expected 2 or more, to choose options on")
         fitted, held = self.chosen_on
-        return DenseSplit(
-            train=self.train[fitted],
-            test=self.train[held],
-            labels=self.labels[fitted],
-            num_classes=self.num_classes,
-            seed=self.seed,
-            device=self.device,
-        )
+        return replace(self, train=self.train[fitted], test=self.train[held], labels=self.labels[fitted])
 
     @cached_property
     def chosen_on(self) -> tuple[Int64[Tensor, " fitted"], Int64[Tensor, " held"]]:

@@ -16,7 +16,7 @@ from mae.data.dataset.images import ImageSet
 from mae.data.inspect.exact_duplicates import same_content
 from mae.data.sources.labels import LabelledData, LabelledSplit
 from mae.data.sources.open import Source, open_source
-from mae.evaluation.common.dense import resized_map
+from mae.evaluation.common.dense import grid_of, resized_map
 from mae.evaluation.common.metrics import majority_share
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
@@ -177,6 +177,19 @@ class SegmentationTask(_TwoPartTask):
     """
 
     data: SegmentationData
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the model's patches; those of a function are taken for square.
+
+        Raises:
+            UsageError: no such grid covers the image.
+        """
+        model = self.extractor.model
+        if model is not None and model.config is not None:
+            rows, columns = model.config.layout.grid
+            return rows, columns
+        return grid_of(self.patches("train").shape[1], self.extractor.preprocessing.img_size)
 
     def patches(self, part: Part, extractor: Extractor | None = None) -> Float[Tensor, "n N D"]:
         """Patch tokens of a part, float16, of the model or of another one that sees whole images of the same size."""

@@ -57,7 +57,7 @@ class SegmentationKnn(SegmentationProtocol):
         from mae.evaluation.common.verdict import compare_maps
         from mae.evaluation.pictures.segmentation import draw_segmentation
 
-        others = dense_baselines(task.extractor) if self.baselines else []
+        others = dense_baselines(task.extractor, task.grid) if self.baselines else []
         truth = task.maps("test")
         train = task.maps("train")
         numbers: dict[str, Any] = {}
@@ -112,6 +112,7 @@ class SegmentationKnn(SegmentationProtocol):
             train=task.patches("train", extractor),
             test=task.patches("test", extractor),
             labels=labels,
+            grid=task.grid,
             num_classes=task.num_classes,
             seed=task.seed,
             device=task.device,
