@@ -59,6 +59,7 @@ def test_each_protocol_tells_its_options(name, capsys):
         "reconstruction": "--count",
         "label_free": "--views",
         "labels": "--shares",
+        "segmentation_knn": "--metrics",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown
