@@ -10,7 +10,7 @@ def mae() -> RunConfig:
     hundreds of epochs (recipe `imagenet_base`). Model, image size, batch and workers are chosen from the source and the
     device. Studies begin with this recipe.
 
-    Command: `mae pretrain SOURCE --recipe mae`. Cost: three quarters of the default run's with the lesson model. Result:
-    see the plain runs in docs/results/ablations.md.
+    Command: `mae pretrain SOURCE --recipe mae`. Cost: three quarters of the default run's with the lesson model.
+    Result: see the plain runs in docs/results/ablations.md.
     """
     return RunConfig.of(recipe="mae", lr=1e-3)
