@@ -72,7 +72,7 @@ def test_the_command_writes_record_table_page_and_picture(
     asked = ["evaluate", "segmentation_knn", str(saved), "--data", str(data), "--out", str(tmp_path), "--ks", "1", "3"]
     assert main([*asked, "--pictures", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "12 training images and 6 test images, masks of numbers, 3 classes" in shown and "IoU of standing" in shown
+    assert "12 training images and 6 test images, masks of numbers, 3 classes" in shown and "standing, IoU" in shown
     folder = tmp_path / "evaluation"
     record = json.loads((folder / "segmentation_knn.json").read_text())
     assert record["result"]["random weights"]["knn"]["chosen"]["k"] in (1, 3)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mae.evaluation.common.task import SegmentationTask
     from mae.evaluation.extractors.extractor import Extractor
 
-_NAMES = {"knn": "k-NN", "logistic": "logistic regression"}
+_NAMES = {"knn": "k-NN", "logistic": "logistic"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class SegmentationKnn(SegmentationProtocol):
         return ProtocolResult(
             numbers=numbers,
             header=("features", "mean IoU", "mean accuracy", "pixel accuracy", "chosen"),
-            rows=(*rows, *_class_rows(numbers[THIS_MODEL])),
+            rows=(*rows, *_class_rows(numbers[THIS_MODEL]["knn"]["iou"])),
             note=self._note(task),
             verdict=compare_maps(matrices) if others else None,
             pictures={"pictures": shown} if self.pictures else {},
@@ -121,14 +121,7 @@ class SegmentationKnn(SegmentationProtocol):
         return {**found, "logistic": by_logistic(split)} if self.logistic else found
 
 
-def _class_rows(by_head: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row a class with its intersection over union by each head."""
-    names = next(iter(by_head.values()))["iou"]
-    return [
-        (f"  IoU of {name}", ", ".join(_cell(head, of["iou"][name]) for head, of in by_head.items()), "", "", "")
-        for name in names
-    ]
-
-
-def _cell(head: str, iou: float | None) -> str:
-    return f"{_NAMES[head]} {'not there' if iou is None else format(iou, '.1%')}"
+def _class_rows(iou: Mapping[str, float | None]) -> list[tuple[str, ...]]:
+    """A row a class with its intersection over union."""
+    shares = {name: "not there" if share is None else f"{share:.1%}" for name, share in iou.items()}
+    return [(f"  {name}, IoU", share, "", "", "") for name, share in shares.items()]
