@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mae.data.annotations.pixel_classes import IGNORED
 from mae.errors import UsageError
-from mae.evaluation.common import dense
+from mae.evaluation.common import dense, logistic
 from mae.evaluation.common.dense import (
     confusions,
     dense_scores,
@@ -59,7 +59,7 @@ def test_the_grid_is_that_of_square_patches():
 
 
 def test_patches_are_standardised_as_the_training_part_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dense, "_CHUNK", 7)
+    monkeypatch.setattr(logistic, "_CHUNK", 7)
     train, test = tokens(4), tokens(3, seed=1)
     train[:, :, 2] = test[:, :, 2] = 1.5
     bank, queries = standard_patches(train, test)

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 
 from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes
 from mae.data.decode.image import decode_mask, probe
-from mae.data.decode.limits import UnreadableImage, check_num_bytes
+from mae.data.decode.limits import check_num_bytes
 from mae.data.items import fingerprint_of
 from mae.data.sources.folder import FileSource, count_of, is_image, open_folder, walk
 from mae.data.sources.labels import hold_out
@@ -53,10 +53,7 @@ class SegmentationSplit:
         """
         path, image = self.masks[index], self.source.item_name(index)
         mask = read_mask(path)
-        try:
-            info = probe(self.source.read(index), name=image)
-        except UnreadableImage as error:
-            raise MAEError(str(error)) from error
+        info = probe(self.source.read(index), name=image)
         if mask.shape[:2] != (info.height, info.width):
             raise MAEError(
                 f"{path} has {mask.shape[0]} x {mask.shape[1]} pixels, and {image}, turned as its EXIF data say, "
@@ -121,8 +118,6 @@ def read_mask(path: Path) -> np.ndarray:
         return decode_mask(path.read_bytes(), name=str(path))
     except OSError as error:
         raise MAEError(f"{path} cannot be read: {error.strerror}") from error
-    except UnreadableImage as error:
-        raise MAEError(str(error)) from error
 
 
 def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> SegmentationData:

@@ -202,10 +202,10 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
             pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
     if pixels.dtype.kind == "b":
         pixels = pixels.astype(np.uint8)
-    with np.errstate(invalid="ignore"):
-        whole = pixels.astype(np.uint16)
-    if pixels.dtype.kind in "if" and (pixels == whole).all():
-        pixels = whole
+    elif pixels.dtype.kind in "if":
+        with np.errstate(invalid="ignore"):
+            whole = pixels.astype(np.uint16)
+        pixels = whole if (pixels == whole).all() else pixels
     if pixels.dtype not in (_UINT8, _UINT16) or pixels.shape[2] not in (1, 3):
         raise UnreadableImage(
             f"{name} holds {pixels.shape[2]} channels of {pixels.dtype}; expected whole numbers of classes up to "

@@ -12,12 +12,13 @@ from torch.nn.functional import interpolate, normalize
 
 from mae.data.annotations.pixel_classes import IGNORED
 from mae.errors import UsageError
+from mae.evaluation.common.logistic import moments, standardise
+from mae.evaluation.common.metrics import confusion_matrix
 
 _VOTED = 512
 """Patches whose votes are counted at a time."""
 _SEARCHED, _COMPARED, _BANK = 16384, 512, 32768
 """Patches whose neighbours are searched in one pass over the training patches, and compared at a time with so many."""
-_CHUNK = 65536
 
 Metric = Literal["cosine", "l2"]
 """How near patches are: by the angle between them, or by their distance."""
@@ -43,19 +44,15 @@ class StandardPatches:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice | Tensor) -> Float32[Tensor, "r D"]:
-        return (self.tokens[rows].float() - self.mean) * torch.where(self.std > 0, 1 / self.std, 0)
+        return standardise(self.tokens[rows], self.mean, self.std)
 
 
 def standard_patches(
     train: Float[Tensor, "n N D"], test: Float[Tensor, "m N D"]
 ) -> tuple[StandardPatches, StandardPatches]:
     """The patches of both parts, image after image, standardised as those of the training part are."""
-    rows = train.flatten(0, 1)
-    mean = sum((chunk.double().sum(dim=0) for chunk in rows.split(_CHUNK)), torch.zeros(rows.shape[1]).double())
-    mean = mean / len(rows)
-    squares = ((chunk.double() - mean).square().sum(dim=0) for chunk in rows.split(_CHUNK))
-    std = (sum(squares, torch.zeros_like(mean)) / len(rows)).sqrt()
-    parts = (StandardPatches(tokens=part.flatten(0, 1), mean=mean.float(), std=std.float()) for part in (train, test))
+    mean, std = moments(train.flatten(0, 1))
+    parts = (StandardPatches(tokens=part.flatten(0, 1), mean=mean, std=std) for part in (train, test))
     one, other = parts
     return one, other
 
@@ -180,8 +177,7 @@ def confusions(
     of_each = []
     for guess, truth in zip(predicted, labels, strict=True):
         counted = truth != IGNORED
-        pairs = truth[counted].long() * num_classes + guess[counted].long()
-        of_each.append(torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes))
+        of_each.append(confusion_matrix(guess[counted].long(), truth[counted].long(), num_classes=num_classes))
     return torch.stack(of_each)
 
 
@@ -212,8 +208,7 @@ def dense_scores(confusion: Int64[Tensor, "K K"]) -> DenseScores:
     if not confusion.sum():
         raise UsageError("no pixel of the test masks has a class that counts; give other masks or ignore less")
     counts = confusion.double()
-    right, there, given = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
-    iou = right / (there + given - right)
+    right, there, iou = counts.diagonal(), counts.sum(dim=1), _ious(counts)
     return DenseScores(
         mean_iou=float(iou.nanmean()),
         accuracy=float(right.sum() / counts.sum()),
@@ -224,5 +219,10 @@ def dense_scores(confusion: Int64[Tensor, "K K"]) -> DenseScores:
 
 def mean_ious(confusion: Float[Tensor, "R K K"]) -> Float[Tensor, " R"]:
     """Mean intersection over union of many confusion matrices; see `DenseScores`."""
-    right = confusion.diagonal(dim1=1, dim2=2)
-    return (right / (confusion.sum(dim=1) + confusion.sum(dim=2) - right)).nanmean(dim=1)
+    return _ious(confusion).nanmean(dim=1)
+
+
+def _ious(confusion: Float[Tensor, "*R K K"]) -> Float[Tensor, "*R K"]:
+    """Of each class; not a number where it is neither there nor predicted."""
+    right = confusion.diagonal(dim1=-2, dim2=-1)
+    return right / (confusion.sum(dim=-1) + confusion.sum(dim=-2) - right)

@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from mae.errors import UsageError
 from mae.evaluation.common.dense import (
     Metric,
+    StandardPatches,
     confusions,
     dense_scores,
     from_blocks,
@@ -55,6 +56,21 @@ class DenseSplit:
         return self.labels.shape[1], self.labels.shape[2]
 
     @cached_property
+    def standard(self) -> tuple[StandardPatches, StandardPatches]:
+        """The patches of the training and of the test images, standardised."""
+        return standard_patches(self.train, self.test)
+
+    @cached_property
+    def blocks(self) -> UInt8[Tensor, "b p"]:
+        """The classes of the pixels of each training patch."""
+        return to_blocks(self.labels, self.grid)
+
+    @cached_property
+    def classes(self) -> tuple[Int64[Tensor, " b"], Bool[Tensor, " b"]]:
+        """The commonest class of each training patch, and whether any of its pixels has one."""
+        return patch_labels(self.blocks, self.num_classes)
+
+    @cached_property
     def choosing(self) -> "DenseSplit":
         """Nine tenths of the training images, and the rest of them as those to tell the classes of.
 
@@ -89,11 +105,10 @@ def by_neighbours(
     """
 
     def maps(of: DenseSplit, some: Sequence[int], metric: Metric) -> dict[int, Tensor]:
-        bank, queries = standard_patches(of.train, of.test)
+        bank, queries = of.standard
         if max(some) > len(bank):
             raise UsageError(f"ks is {list(some)}, but there are {len(bank):,} training patches; give smaller ones")
-        blocks = to_blocks(of.labels, split.grid)
-        found = voted(bank, blocks, queries, ks=some, metric=metric, num_classes=of.num_classes, device=of.device)
+        found = voted(bank, of.blocks, queries, ks=some, metric=metric, num_classes=of.num_classes, device=of.device)
         return {k: from_blocks(votes, split.grid, split.size) for k, votes in found.items()}
 
     tried = {
@@ -110,7 +125,7 @@ def by_logistic(split: DenseSplit) -> tuple[UInt8[Tensor, "m H W"], Mapping[str,
     """
 
     def maps(of: DenseSplit, penalty: float) -> Tensor:
-        labels, counted = patch_labels(to_blocks(of.labels, split.grid), of.num_classes)
+        labels, counted = of.classes
         fit = fit_logistic(
             of.train.flatten(0, 1)[counted],
             labels[counted],

@@ -47,7 +47,7 @@ class Logistic:
 
     def logits(self, features: Float[Tensor, "m D"]) -> Float32[Tensor, "m K"]:
         """A score for each class, computed chunk by chunk where the weights are, returned on the CPU."""
-        chunks = (_standardise(chunk, self.mean, self.std) for chunk in features.split(_CHUNK))
+        chunks = (standardise(chunk, self.mean, self.std) for chunk in features.split(_CHUNK))
         parts = [torch.addmm(self.bias, chunk, self.weight.T).cpu() for chunk in chunks]
         return torch.cat([torch.empty(0, len(self.bias)), *parts])
 
@@ -148,20 +148,16 @@ class _Standard:
 
     def __init__(self, features: Float[Tensor, "n D"], device: torch.device) -> None:
         num, chunks = len(features), features.split(_CHUNK)
-        mean = sum((chunk.double().sum(dim=0) for chunk in chunks), torch.zeros(features.shape[1]).double()) / num
-        if not mean.isfinite().all():
-            raise MAEError("the features hold values that are not finite; the model that made them is broken")
-        # Exactly 0 where all are equal: sums of float32 values are exact in float64.
-        variance = sum(((chunk.double() - mean).square().sum(dim=0) for chunk in chunks), torch.zeros_like(mean)) / num
-        self.mean, self.std = mean.float().to(device), variance.sqrt().float().to(device)
+        mean, std = moments(features)
+        self.mean, self.std = mean.to(device), std.to(device)
         if num < len(mean):  # across the samples' span the best weights are 0
-            z = _standardise(features, self.mean, self.std).cpu().double()
+            z = standardise(features, self.mean, self.std).cpu().double()
             _, spread, axes = torch.linalg.svd(z, full_matrices=False)
             self.variances, self.axes = spread.square() / num, axes.T
             return
         covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
         for chunk in chunks:
-            z = _standardise(chunk, self.mean, self.std)
+            z = standardise(chunk, self.mean, self.std)
             covariance += (z.T @ z).cpu().double()
         variances, self.axes = torch.linalg.eigh(covariance / num)
         self.variances = variances.clamp(min=0)
@@ -184,7 +180,7 @@ class _Samples:
         return [self._chunk(rows) for rows in self.rows.split(_CHUNK)] if fits else []
 
     def _chunk(self, rows: Int64[Tensor, " B"]) -> Float32[Tensor, "B D"]:
-        return _standardise(self.features[rows], self.standard.mean, self.standard.std)
+        return standardise(self.features[rows], self.standard.mean, self.standard.std)
 
     def fit(self, penalty: float, start: Logistic | None, *, tolerance: float) -> Logistic:
         """L-BFGS over `weight = (v / steepness) @ axes.T`, in which no direction is much steeper than another.
@@ -243,9 +239,25 @@ class _Samples:
         return float(loss) / num, to_weight.cpu().double() / num, to_bias.cpu().double() / num
 
 
-def _standardise(
+def moments(features: Float[Tensor, "n D"]) -> tuple[Float32[Tensor, " D"], Float32[Tensor, " D"]]:
+    """Mean and std of each dimension, read chunk by chunk and summed in float64.
+
+    Raises:
+        MAEError: features that are not finite.
+    """
+    num, chunks = len(features), features.split(_CHUNK)
+    mean = sum((chunk.double().sum(dim=0) for chunk in chunks), torch.zeros(features.shape[1]).double()) / num
+    if not mean.isfinite().all():
+        raise MAEError("the features hold values that are not finite; the model that made them is broken")
+    # Exactly 0 where all are equal: sums of float32 values are exact in float64.
+    variance = sum(((chunk.double() - mean).square().sum(dim=0) for chunk in chunks), torch.zeros_like(mean)) / num
+    return mean.float(), variance.sqrt().float()
+
+
+def standardise(
     chunk: Float[Tensor, "B D"], mean: Float32[Tensor, " D"], std: Float32[Tensor, " D"]
 ) -> Float32[Tensor, "B D"]:
+    """The features with mean and std taken off; a dimension that never changes becomes 0."""
     return (chunk.to(mean) - mean).mul_(torch.where(std > 0, 1 / std, 0))
 
 

@@ -174,9 +174,9 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
     differences = []
     for who, theirs in scores.items():
         if who != THIS_MODEL:
-            lower, upper = _ends_of(ours[1:] - theirs[1:])
+            lower, upper = _ends_of((ours[1:] - theirs[1:]).numpy())
             differences.append(Difference(baseline=who, share=float(ours[0] - theirs[0]), low=lower, high=upper))
-    low, high = _ends_of(ours[1:])
+    low, high = _ends_of(ours[1:].numpy())
     return Verdict(
         accuracy=float(ours[0]),
         low=low,
@@ -187,8 +187,8 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
     )
 
 
-def _ends_of(values: Tensor) -> tuple[float, float]:
-    low, high = np.quantile(values.numpy(), _LEVELS)
+def _ends_of(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, _LEVELS)
     return float(low), float(high)
 
 
@@ -197,8 +197,7 @@ def _interval(values: Tensor) -> tuple[float, float]:
     counts = torch.stack([(values == value).sum() for value in (-1, 0, 1)]).numpy()
     total = int(counts.sum())
     draws = np.random.default_rng(0).multinomial(total, counts / total, size=_RESAMPLES)
-    low, high = np.quantile((draws[:, 2] - draws[:, 0]) / total, _LEVELS)
-    return float(low), float(high)
+    return _ends_of((draws[:, 2] - draws[:, 0]) / total)
 
 
 def _ends(difference: Difference) -> str:
