@@ -68,7 +68,7 @@ def _help() -> str:
 
 
 def _summary(kind: type[EvaluationProtocol]) -> str:
-    needs = {"classes": "", "masks": " (needs masks)", "none": " (needs no labels)"}
+    needs = {"classes": "", "masks": " (needs masks)", "boxes": " (needs boxes)", "none": " (needs no labels)"}
     return f"{kind.summary}{needs[kind.labels]}"
 
 

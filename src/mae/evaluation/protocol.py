@@ -65,7 +65,8 @@ class EvaluationProtocol(ABC):
         title: of its tables and pictures.
         summary: what it measures, for `mae evaluate --help`.
         labels: what it needs beside images: `classes` of images (it is given a `LabelledTask`), `masks` with the class
-            of each pixel (a `SegmentationTask`), or `none` (an `UnlabelledTask`).
+            of each pixel (a `SegmentationTask`), `boxes` around objects (a `DetectionTask`), or `none` (an
+            `UnlabelledTask`).
         cheap: whether `mae evaluate all` runs it: minutes on a CPU once features are stored.
         own_page: whether it is shown on a page of its own, `evaluation/<name>.html`.
     """
@@ -73,7 +74,7 @@ class EvaluationProtocol(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     summary: ClassVar[str]
-    labels: ClassVar[Literal["classes", "masks", "none"]] = "classes"
+    labels: ClassVar[Literal["classes", "masks", "boxes", "none"]] = "classes"
     cheap: ClassVar[bool] = False
     own_page: ClassVar[bool] = False
 
@@ -107,6 +108,13 @@ class SegmentationProtocol(EvaluationProtocol):
     def __post_init__(self) -> None:
         if any(not 0 <= number < 1 << 16 for number in self.ignore):
             raise UsageError(f"ignore is {list(self.ignore)}; expected numbers in masks, 0 to 65535")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionProtocol(EvaluationProtocol):
+    """A protocol on images with boxes around objects, perhaps with their outlines."""
+
+    labels = "boxes"
 
 
 def headline(by_name: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from mae import records
 from mae.credentials import concealed
+from mae.data.annotations.detection import open_detection
 from mae.data.annotations.segmentation import open_segmentation
 from mae.data.sources.open import open_held_out, open_labelled
 from mae.errors import UsageError
@@ -23,14 +24,14 @@ from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
 from mae.evaluation.common.record import Evaluation, digest_of, hardware, versions, write_csv, write_record
-from mae.evaluation.common.task import LabelledTask, SegmentationTask, UnlabelledTask, of_whole_images
+from mae.evaluation.common.task import DetectionTask, LabelledTask, SegmentationTask, UnlabelledTask, of_whole_images
 from mae.evaluation.common.verdict import COMMONEST, Verdict, overall, verdict_of
 from mae.evaluation.extractors.extractor import Extractor, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
 from mae.evaluation.pictures.confused import draw_confused
 from mae.evaluation.pictures.pooling import draw_pooling
-from mae.evaluation.protocol import EvaluationProtocol, ProtocolResult, SegmentationProtocol
+from mae.evaluation.protocol import DetectionProtocol, EvaluationProtocol, ProtocolResult, SegmentationProtocol
 from mae.report.figures.confusion import draw_confusion
 from mae.report.figures.learning_curve import draw_learning_curve
 from mae.report.html.page import Section, write_page
@@ -40,7 +41,8 @@ from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world
 
 _LESS_MEMORY = "fine-tuning computes a batch in micro-batches with --accumulate 2; all else also runs with --device cpu"
-_Task = TypeVar("_Task", LabelledTask, SegmentationTask, UnlabelledTask)
+_Task = TypeVar("_Task", LabelledTask, SegmentationTask, DetectionTask, UnlabelledTask)
+_TwoParts = TypeVar("_TwoParts", LabelledTask, SegmentationTask, DetectionTask)
 
 
 def evaluate(
@@ -183,12 +185,7 @@ class Evaluator:
         if self._labelled is None:
             with self.world.main_first():
                 data = open_labelled(self._spec, data_root=self._data_root, test=self._test)
-            task = self._task(LabelledTask, data=data)
-            pairs = task.overlap()
-            if pairs and self._overlap == "error":
-                raise UsageError(overlap_message(data, pairs))
-            if pairs:
-                task = self._task(LabelledTask, data=without_images(data, {second for _, second in pairs}))
+            task = self._apart(LabelledTask, data)
             self._print(task.data.note)
             self._print(warning(count_near_copies(task)), style="yellow")
             self._labelled = task
@@ -216,22 +213,44 @@ class Evaluator:
             UsageError: no folder of images and masks, or the same image in both parts.
             MAEError: a mask that cannot be read.
         """
-        if self._test is not None:
-            raise UsageError("--test is for classes of images; put test images and their masks into val/ of --data")
+        self._check_one_folder("masks")
         data = open_segmentation(self._spec, ignore=ignore)
-        extractor = of_whole_images(self.extractor)
-        task = self._task(SegmentationTask, extractor=extractor, data=data)
-        if pairs := task.overlap():
-            if self._overlap == "error":
-                raise UsageError(overlap_message(data, pairs))
-            data = data.without({second for _, second in pairs})
-            task = self._task(SegmentationTask, extractor=extractor, data=data)
+        return self._apart(SegmentationTask, data, extractor=of_whole_images(self.extractor))
+
+    def detection_task(self) -> DetectionTask:
+        """The images with objects, checked.
+
+        Raises:
+            UsageError: no folder of images and labels, or the same image in both parts.
+            MAEError: labels that cannot be read, or of a class without a name.
+        """
+        self._check_one_folder("labels")
+        data = open_detection(self._spec)
+        return self._apart(DetectionTask, data, extractor=of_whole_images(self.extractor))
+
+    def _check_one_folder(self, what: str) -> None:
+        if self._test is not None:
+            raise UsageError(f"--test is for classes of images; put test images and their {what} into val/ of --data")
+
+    def _apart(self, kind: type[_TwoParts], data: Any, *, extractor: Extractor | None = None) -> _TwoParts:
+        """The task on some data; images that are in both parts are refused, or left out of the test."""
+        task = self._task(kind, extractor=extractor, data=data)
+        pairs = task.overlap()
+        if pairs and self._overlap == "error":
+            raise UsageError(overlap_message(data, pairs))
+        if pairs:
+            data = without_images(data, {second for _, second in pairs})
+            task = self._task(kind, extractor=extractor, data=data)
         return task
 
-    def _task_of(self, protocol: EvaluationProtocol) -> LabelledTask | SegmentationTask | UnlabelledTask:
+    def _task_of(
+        self, protocol: EvaluationProtocol
+    ) -> LabelledTask | SegmentationTask | DetectionTask | UnlabelledTask:
         """What a protocol is given."""
         if isinstance(protocol, SegmentationProtocol):
             return self.segmentation_task(protocol.ignore)
+        if isinstance(protocol, DetectionProtocol):
+            return self.detection_task()
         return self.labelled_task() if protocol.labels == "classes" else self.unlabelled_task()
 
     def _task(self, kind: type[_Task], *, extractor: Extractor | None = None, **images: Any) -> _Task:

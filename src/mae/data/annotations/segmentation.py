@@ -9,17 +9,16 @@ from typing import Self
 import numpy as np
 from jaxtyping import UInt8
 
+from mae.data.annotations.parts import HELD_OUT, PARTS, below, first, held_out, without_images
 from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes
 from mae.data.decode.image import decode_mask, probe
 from mae.data.decode.limits import check_num_bytes
 from mae.data.items import fingerprint_of
 from mae.data.sources.folder import FileSource, count_of, is_image, open_folder, walk
-from mae.data.sources.labels import hold_out
 from mae.errors import MAEError, UsageError
 
 _IMAGES = ("images", "image", "imgs", "img", "jpegimages")
 _MASKS = ("masks", "mask", "labels", "label", "annotations", "segmentationclass", "gt")
-_TRAIN, _TEST = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 _BESIDE = "annot"
 """SegNet's folders: `train/` has images, `trainannot/` their masks."""
 _LAYOUTS = (
@@ -100,10 +99,7 @@ class SegmentationData:
         Raises:
             UsageError: none is left.
         """
-        kept = np.array([number for number in range(len(self.test.masks)) if number not in numbers], dtype=np.int64)
-        if not len(kept):
-            raise UsageError("every test image is among the training images; put others into the test part")
-        test = self.test.take(kept, f"{len(kept):,} test images that are not among the training images")
+        test = without_images(self.test, numbers)
         return replace(self, test=test, note=f"{self.note}; {len(numbers):,} test images left out: trained on")
 
 
@@ -145,14 +141,7 @@ def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> Segm
         for part, (images, masks, _) in paired.items()
     }
     if "test" not in splits:
-        whole = splits["train"]
-        held = hold_out(list(whole.source.names), np.zeros(len(whole.masks), dtype=np.int64))
-        if held.all() or not held.any():
-            raise UsageError(f"{name} holds {count_of(len(held), 'image')} with a mask; expected 2 or more")
-        splits = {
-            "train": whole.take(np.flatnonzero(~held), "images to learn from"),
-            "test": whole.take(np.flatnonzero(held), "a fifth of the images, held out"),
-        }
+        splits = held_out(splits["train"], name=name, what="a mask")
     return SegmentationData(**splits, note=_note(splits, classes, [left for _, _, left in paired.values()], parts))
 
 
@@ -160,53 +149,39 @@ def _note(
     splits: dict[str, SegmentationSplit], classes: PixelClasses, left: Sequence[int], parts: Collection[str]
 ) -> str:
     train, test = (len(splits[part].masks) for part in ("train", "test"))
-    held_out = "" if "test" in parts else ", a fifth held out"
+    held = "" if "test" in parts else f", {HELD_OUT}"
     without = f"; {count_of(sum(left), 'image')} without a mask left out" if sum(left) else ""
     kind = "colours" if classes.coloured else "numbers"
     return (
-        f"{count_of(train, 'training image')} and {count_of(test, 'test image')}{held_out}, masks of {kind}, "
+        f"{count_of(train, 'training image')} and {count_of(test, 'test image')}{held}, masks of {kind}, "
         f"{len(classes.names)} classes{without}"
     )
 
 
-def _below(folder: Path) -> dict[str, Path]:
-    """The folders in one, by their names in lower case."""
-    try:
-        return {entry.name.lower(): entry for entry in sorted(folder.iterdir()) if entry.is_dir()}
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be listed: {error.strerror}") from error
-
-
-def _first(folders: dict[str, Path], names: Iterable[str]) -> Path | None:
-    return next((folders[name] for name in names if name in folders), None)
-
-
 def _pair(folder: Path) -> tuple[Path, Path] | None:
-    below = _below(folder)
-    images, masks = _first(below, _IMAGES), _first(below, _MASKS)
+    there = below(folder)
+    images, masks = first(there, _IMAGES), first(there, _MASKS)
     return None if images is None or masks is None else (images, masks)
 
 
 def _parts(root: Path, name: str) -> dict[str, tuple[Path, Path]]:
     """The folders of images and of masks of each part: `train`, and `test` where there is one."""
-    below = _below(root)
+    there = below(root)
     if (both := _pair(root)) is not None:
-        images, masks = map(_below, both)
-        inner = {
-            part: (_first(images, names), _first(masks, names)) for part, names in (("train", _TRAIN), ("test", _TEST))
-        }
+        images, masks = map(below, both)
+        inner = {part: (first(images, names), first(masks, names)) for part, names in PARTS}
         found = {part: (one, other) for part, (one, other) in inner.items() if one is not None and other is not None}
         return found if len(found) == 2 else {"train": both}
     parts: dict[str, tuple[Path, Path]] = {}
-    for part, names in (("train", _TRAIN), ("test", _TEST)):
-        if (folder := _first(below, names)) is None:
+    for part, names in PARTS:
+        if (folder := first(there, names)) is None:
             continue
-        beside = below.get(f"{folder.name.lower()}{_BESIDE}")
+        beside = there.get(f"{folder.name.lower()}{_BESIDE}")
         if (pair := _pair(folder) if beside is None else (folder, beside)) is not None:
             parts[part] = pair
     if "train" not in parts:
-        there = ", ".join(f"{folder}/" for folder in below) or "no folders"
-        raise UsageError(f"{name} holds {there}; {_LAYOUTS}")
+        folders = ", ".join(f"{folder}/" for folder in there) or "no folders"
+        raise UsageError(f"{name} holds {folders}; {_LAYOUTS}")
     return parts
 
 

@@ -103,6 +103,19 @@ def open_list(path: Path, *, name: str) -> FileSource:
     return _file_source(files, name=name, kind="list", root=root)
 
 
+def open_files(root: Path, names: Sequence[str]) -> tuple[FileSource | None, list[int]]:
+    """Those of some paths below a folder that are files, in their order.
+
+    Returns:
+        The source, None where there is none of them; and the positions of those there are.
+    """
+    found = [(row, name, status) for row, name in enumerate(names) if (status := _status(root / name)) is not None]
+    if not found:
+        return None, []
+    files = [(name, status.st_size, status.st_mtime_ns) for _, name, status in found]
+    return _file_source(files, name=str(root), kind="folder", root=root), [row for row, _, _ in found]
+
+
 def _status(path: Path) -> os.stat_result | None:
     """Of a regular file; None for anything else, and for a name that no file can have."""
     try:

@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
+from mae.data.annotations.detection import DetectionData
 from mae.data.annotations.segmentation import SegmentationData
 from mae.data.sources.labels import LabelledData, LabelledSplit, check_parts
 from mae.errors import UsageError
@@ -14,9 +15,10 @@ Overlap = Literal["error", "drop"]
 """What to do with them."""
 
 _SHOWN = 3
+_Data = TypeVar("_Data", LabelledData, SegmentationData, DetectionData)
 
 
-def overlap_message(data: LabelledData | SegmentationData, pairs: Sequence[tuple[int, int]]) -> str:
+def overlap_message(data: LabelledData | SegmentationData | DetectionData, pairs: Sequence[tuple[int, int]]) -> str:
     """How many there are, some of them by name, and what to do.
 
     Args:
@@ -33,12 +35,14 @@ def overlap_message(data: LabelledData | SegmentationData, pairs: Sequence[tuple
     )
 
 
-def without_images(data: LabelledData, numbers: Collection[int]) -> LabelledData:
+def without_images(data: _Data, numbers: Collection[int]) -> _Data:
     """The set without these test images.
 
     Raises:
         UsageError: no test image is left, none of a class, or a source that cannot leave any out.
     """
+    if not isinstance(data, LabelledData):
+        return data.without(numbers)
     kept = torch.tensor([number for number in range(len(data.test.labels)) if number not in numbers])
     if len(kept) == 0:
         raise UsageError("every test image is among the training images; give another test part with --test")

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int64, UInt8
 from rich.console import Console
 from torch import Tensor
 
+from mae.data.annotations.detection import DetectionData, DetectionSplit
+from mae.data.annotations.objects import Objects
 from mae.data.annotations.segmentation import SegmentationData, SegmentationSplit
 from mae.data.dataset.images import ImageSet
 from mae.data.inspect.exact_duplicates import same_content
@@ -64,7 +66,7 @@ class _Task:
 class _TwoPartTask(_Task):
     """One model on a set with a part to learn from and a part to be evaluated on."""
 
-    data: LabelledData | SegmentationData
+    data: LabelledData | SegmentationData | DetectionData
 
     @cached_property
     def _opened(self) -> dict[str, Opened]:
@@ -215,6 +217,39 @@ class SegmentationTask(_TwoPartTask):
             "test": len(self.data.test.masks),
             "train_version": self.data.train.version(),
             "test_version": self.data.test.version(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DetectionTask(_TwoPartTask):
+    """One model on images with objects.
+
+    Its extractor sees whole images, as that of a `SegmentationTask` does.
+
+    Attributes:
+        data: images and objects in two parts.
+    """
+
+    data: DetectionData
+
+    def objects(self, part: Part) -> list[Objects]:
+        """The objects of the readable images of a part, in pixels of the image as its file has it, turned upright.
+
+        Raises:
+            MAEError: an image of another size than its labels were made for.
+        """
+        split: DetectionSplit = getattr(self.data, part)
+        return [split.objects(number) for number in self.images(part).readable.tolist()]
+
+    def facts(self) -> dict[str, Any]:
+        """What the set holds, for the record."""
+        parts = {"train": self.data.train, "test": self.data.test}
+        return {
+            "note": self.data.note,
+            "classes": self.num_classes,
+            **{part: len(split.written) for part, split in parts.items()},
+            **{f"{part}_objects": sum(map(len, split.written)) for part, split in parts.items()},
+            **{f"{part}_version": split.version() for part, split in parts.items()},
         }
 
 
