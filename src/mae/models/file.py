@@ -34,6 +34,7 @@ from mae.models.classifier import (
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.segmenter import MapHead, Segmenter
 from mae.randomness import drawing_from
 from mae.version import __version__
 
@@ -52,7 +53,9 @@ _CLASSIFIERS: Mapping[str, type[Classifier]] = {
     ATTENTIVE_PROBE: AttentiveProbe,
     POOLED_PROBE: PooledProbe,
 }
-_KINDS = (MASKED_AUTOENCODER, ENCODER, *_CLASSIFIERS)
+SEGMENTER = "segmenter"
+_WITH_CLASSES = (*_CLASSIFIERS, SEGMENTER)
+_KINDS = (MASKED_AUTOENCODER, ENCODER, *_WITH_CLASSES)
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
@@ -67,12 +70,13 @@ _NUM_NAMED, _MAX_SHOWN = 3, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Classes:
-    """What a classifier's head tells apart.
+    """What a head tells apart.
 
     Attributes:
         count: how many.
         names: in the order of the logits; empty: not known.
         feature: what a linear probe is given; empty for the head of a fine-tuned encoder.
+        head: of a segmenter.
 
     Raises:
         UsageError: a count that no head has.
@@ -81,6 +85,7 @@ class Classes:
     count: int
     names: tuple[str, ...] = ()
     feature: str = ""
+    head: MapHead | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.count <= _MAX_CLASSES:
@@ -260,7 +265,7 @@ def is_classifier(path: Path, *, pools: bool = False) -> bool:
         check_header(path)
         with safe_open(path, framework="pt") as file:
             record = _read_record(path, file.metadata() or {})
-            return record.classes is not None and (not pools or record.kind == POOLED_PROBE)
+            return record.kind in _CLASSIFIERS and (not pools or record.kind == POOLED_PROBE)
     except (OSError, SafetensorError, MAEError, UsageError):
         return False
 
@@ -426,7 +431,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             described=record["config"],
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
-            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _CLASSIFIERS else None,
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _WITH_CLASSES else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
@@ -494,7 +499,7 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
     Args:
         kind: one of the kinds.
         config: of the model.
-        classes: of a classifier.
+        classes: of a classifier or a segmenter.
 
     Raises:
         UsageError: values that do not fit each other.
@@ -514,6 +519,16 @@ def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> Pr
             drop_path=0.0,
             label_smoothing=0.0,
             pretrained=None,
+        )
+    if kind == SEGMENTER:
+        if classes is None or classes.head is None:
+            raise UsageError("the head of a segmenter is not described; expected its kind, layers and channels")
+        return Segmenter(
+            encoder=build_encoder(config),
+            head=classes.head,
+            num_classes=classes.count,
+            class_names=classes.names,
+            config=config,
         )
     return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
 
@@ -557,11 +572,15 @@ def kind_of(model: PretrainedEncoder) -> str:
     for kind, type_ in _CLASSIFIERS.items():
         if isinstance(model, type_):
             return kind
+    if isinstance(model, Segmenter):
+        return SEGMENTER
     return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
 
 
 def classes_of(model: PretrainedEncoder) -> Classes | None:
-    """What a classifier tells apart; None of another model."""
+    """What a classifier or a segmenter tells apart; None of another model."""
+    if isinstance(model, Segmenter):
+        return Classes(count=model.num_classes, names=model.class_names, head=model.described)
     if not isinstance(model, Classifier):
         return None
     feature = model.feature if isinstance(model, LinearProbe) else ""
