@@ -19,6 +19,7 @@ from mae.pretraining import resolve as resolve_config
 from mae.pretraining.watch import status as watch
 from mae.pretraining.watch.status import read_state
 from mae.recipes import reference
+from mae.report.html.watch import describe
 from mae.training.run_folder import RunFolder
 
 WRITTEN = 1_000_000.0
@@ -346,3 +347,47 @@ def test_watching_does_not_load_torch(run, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+TRAINING = {
+    "name": "finetune",
+    "note": "12 images",
+    "total_steps": 30,
+    "batch_size": 32,
+    "rate": 1e-3,
+    "precision": "fp32",
+    "seed": 0,
+    "epochs": 3.0,
+}
+
+
+def test_a_training_with_labels(tmp_path):
+    folder = tmp_path / "1234abcd"
+    folder.mkdir()
+    (folder / "training.json").write_text(json.dumps(TRAINING))
+    losses = [row(step, 5.0 * step, 0.9 - step / 100, terms={"cross_entropy": 0.9 - step / 100}) for step in (10, 20)]
+    rows = [*losses, {"step": 20, "samples": 640, "evaluation": {"accuracy": 0.5}}]
+
+    def state(rows, after):
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        for path in folder.iterdir():
+            os.utime(path, (WRITTEN, WRITTEN))
+        return read_state(folder, now=WRITTEN + after)
+
+    live = state(rows, 10)
+    assert live.status == "live" and live.step == 20 and live.total_steps == 30 and live.seconds_left == 40
+    assert live.loss.y == [0.8, 0.7] and live.loss_name == "cross entropy"
+    assert [look.numbers for look in live.looks] == [{"accuracy": 0.5}]
+    stopped = state(rows, 1000)
+    assert stopped.status == "stopped" and "resume with: the same command" in dict(describe(stopped))["state"]
+    # All steps are done, and the last evaluation is not.
+    last = row(30, 150.0, 0.6, terms={"cross_entropy": 0.6})
+    assert state([*rows, last], 10).status == "live"
+    over = state([*rows, last, {"step": 30, "samples": 960, "evaluation": {"accuracy": 0.75}}], 1000)
+    assert over.status == "finished"
+    watch.watch(folder, page=tmp_path / "a.html", every=1, once=True, console=Console(file=StringIO()))
+    text = (tmp_path / "a.html").read_text()
+    assert "12 images" in text and "mae pretrain" not in text and "accuracy" in text
+    (folder / "training.json").write_text(json.dumps({**TRAINING, "total_steps": 0}))
+    with pytest.raises(UsageError, match=r"training.json: total_steps is 0; expected 1 or more"):
+        read_state(folder, now=WRITTEN)

@@ -22,7 +22,7 @@ def watch(
     """Show the state of a run until it finishes or Ctrl-C is pressed; its folder is only read.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, or that of a training with labels in it.
         page: also write a self-contained HTML page with curves and pictures, which reloads by itself.
         every: seconds between updates of the page.
         once: show the state once and exit; the default if the output is not a terminal and there is no page.

@@ -69,6 +69,22 @@ class _SummaryFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TrainingFacts:
+    """The entries of `training.json` that are read."""
+
+    name: str = ""
+    note: str = ""
+    total_steps: int = 1
+    batch_size: int = 1
+    rate: float = 0.0
+    precision: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _expect("total_steps", self.total_steps, self.total_steps >= 1, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ending:
     """The contents of `ended.json`.
 
@@ -122,6 +138,13 @@ def read_image_facts(path: Path, *, needed: Collection[str]) -> dict[str, Any]:
 def read_summary(path: Path, *, needed: Collection[str]) -> dict[str, Any]:
     """The contents of a run's `summary.json`; see `read_image_facts`."""
     return _checked(_SummaryFacts, path, needed)
+
+
+def read_training(path: Path) -> dict[str, Any]:
+    """The entries of the `training.json` of a training with labels that are read; see `read_image_facts`."""
+    names = [field.name for field in fields(_TrainingFacts)]
+    values = _checked(_TrainingFacts, path, names)
+    return {name: values[name] for name in names}
 
 
 def _checked(kind: type[Any], path: Path, needed: Collection[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The state of a run as lines in the terminal and as a page."""
 
 import re
+import shlex
 from dataclasses import replace
 from io import StringIO
 from math import nan
@@ -40,6 +41,8 @@ def state(folder: Path, **changes) -> RunState:
         "loss": Line(label="this run", x=[100, 200, 300], y=[1.0, 0.75, 0.5]),
         "baselines": {"zero": 0.99, "mean_of_visible": 0.8},
         "facts": [("recipe", "demo")],
+        "resume": f"mae pretrain --resume --out {shlex.quote(str(folder))}",
+        "next_commands": (f"mae evaluate all {folder} --data LABELLED/",),
     }
     return RunState(**{**values, **changes})
 

@@ -135,10 +135,10 @@ def train_with_labels(
         MAEError: it failed on the way, or every checkpoint it could resume from is damaged.
     """
     with ExitStack() as held:
-        folder = Path(task.world.from_main(lambda: str(_folder(task, plan, batches, held))))
-        trainer = _trainer(folder, task, plan, module, optimizer, batches)
+        total_steps = max(1, round(plan.epochs * batches.steps_per_epoch))
+        folder = Path(task.world.from_main(lambda: str(_folder(task, plan, batches, held, total_steps))))
+        trainer = _trainer(folder, task, plan, module, optimizer, batches, total_steps)
         _resume(trainer, folder, task)
-        total_steps = trainer.settings.total_steps
         every = max(batches.steps_per_epoch, total_steps // _EVALUATIONS, 1)
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
         if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
@@ -157,8 +157,8 @@ def _trainer(
     module: nn.Module,
     optimizer: Optimizer,
     batches: TrainingBatches,
+    total_steps: int,
 ) -> Trainer:
-    total_steps = max(1, round(plan.epochs * batches.steps_per_epoch))
     return Trainer(
         module=module,
         optimizer=optimizer,
@@ -181,7 +181,7 @@ def _resume(trainer: Trainer, folder: Path, task: Task) -> None:
         trainer.resume(Path(newest))
 
 
-def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: ExitStack) -> Path:
+def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: ExitStack, total_steps: int) -> Path:
     """The folder of this very training, described in `training.json`; locked until `held` is closed."""
     decided = {
         **vars(plan),
@@ -190,6 +190,7 @@ def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: Ex
         "model": task.extractor.identity or uuid4().hex,
         "preprocessing": preprocessing_text(task.extractor.preprocessing),
         "seed": task.seed,
+        "total_steps": total_steps,
         **task.facts(),
     }
     text = json.dumps(decided, sort_keys=True)

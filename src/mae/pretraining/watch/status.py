@@ -1,11 +1,13 @@
-"""Watching a run from outside: what its files tell of it, again and again until it is over.
+"""Watching a run, or a training with labels, from outside: what its files tell of it, until it is over.
 
 No PyTorch here: who watches should not take the memory of what is watched.
 """
 
 import os
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +23,11 @@ from mae.recipes.reference import reference_for
 from mae.report.figures.curves import Line, read_line
 from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
 from mae.training.log import LogRow, loss_rows, read_rows
-from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary
+from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary, read_training
 
 # The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
 _CONFIG, _DATA, _METRICS, _SUMMARY = "config.json", "data.json", "metrics.jsonl", "summary.json"
+_TRAINING = "training.json"  # of a training with labels, in a folder of its own below the run's
 _ENDED = "ended.json"
 _PANELS, _CHECKPOINTS = "panels", "checkpoints"
 
@@ -42,7 +45,7 @@ def watch(folder: Path, *, page: Path | None, every: int, once: bool, console: C
     """Show the state of a run until it is finished or Ctrl-C is pressed.
 
     Args:
-        folder: the run's folder; nothing is written there.
+        folder: of a run, or of a training with labels; nothing is written there.
         page: an HTML file to write it to as well, and to write again.
         every: seconds between two versions of that file.
         once: show and write it once.
@@ -117,28 +120,64 @@ def read_state(folder: Path, *, now: float, silent: float | None = None) -> RunS
             set anew, or another machine's, misleads.
 
     Raises:
-        UsageError: `folder` holds no run, or its `config.json`, `data.json` or `summary.json` is none.
+        UsageError: `folder` holds no run, or its `config.json`, `data.json`, `summary.json` or `training.json` is none.
         MAEError: they hold what no run writes.
     """
+    if (folder / _TRAINING).is_file():
+        with _explained(folder, _TRAINING):
+            return _training_state(folder, now, now - silent if silent is not None else _written_at(folder, now))
     if not (folder / _CONFIG).is_file():
         raise UsageError(f"{folder} holds no run (no {_CONFIG} there); give the folder of a run, such as runs/NAME")
     config = RunConfig.read(folder / _CONFIG, as_options=True)  # components would load PyTorch
     found = read_image_facts(folder / _DATA, needed=("images",))
     summary = read_summary(folder / _SUMMARY, needed=_OF_SUMMARY) if (folder / _SUMMARY).is_file() else None
-    try:
+    with _explained(folder, f"{_DATA} or {_SUMMARY}"):
         rows = read_rows(folder / _METRICS)
         written_at = _written_at(folder, now) if silent is None else now - silent
         ending = read_ending(folder / _ENDED)
         state = _state(folder, config, found, summary, rows, ending, now, written_at)
+    return _with_reference(state, config, state.total_steps * (config.optim.batch_size or 0))
+
+
+@contextmanager
+def _explained(folder: Path, files: str) -> Iterator[None]:
+    """Name the files where they hold what no run writes."""
+    try:
+        yield
     except (MAEError, UsageError):
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:  # such as a row without a step
         raise MAEError(
-            f"{_METRICS}, {_DATA} or {_SUMMARY} in {folder} holds what no run writes "
-            f"({type(error).__name__}: {error}); expected what docs/reference/run-folder.md tells of; "
-            "put back what was edited by hand"
+            f"{_METRICS}, {files} in {folder} holds what no run writes ({type(error).__name__}: {error}); "
+            "expected what docs/reference/run-folder.md tells of; put back what was edited by hand"
         ) from error
-    return _with_reference(state, config, state.total_steps * (config.optim.batch_size or 0))
+
+
+def _training_state(folder: Path, now: float, written_at: float) -> RunState:
+    """The state of a training with labels. It never says how it ended: one that is silent for long was stopped."""
+    training, rows = read_training(folder / _TRAINING), read_rows(folder / _METRICS)
+    total, trained = training.pop("total_steps"), loss_rows(rows)
+    step, silent = max((int(row["step"]) for row in rows), default=0), max(0.0, now - written_at)
+    # The last look comes after the last step.
+    looked = any("evaluation" in row and row["step"] >= total for row in rows)
+    status = "finished" if looked else "stopped" if silent > _patience(trained) else "live"
+    term = next(iter(trained[0]["terms"]), "loss") if trained else "loss"
+    return RunState(
+        folder=folder,
+        status=status,  # type: ignore[arg-type]
+        read_at=now,
+        written_at=written_at,
+        step=step,
+        total_steps=total,
+        seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
+        newest=_newest(trained, None),
+        loss=_loss_line(trained, term),
+        loss_name=term.replace("_", " "),
+        baselines={},
+        looks=_looks(rows),
+        facts=[(name.replace("_", " "), str(value)) for name, value in training.items()],
+        resume="the same command",
+    )
 
 
 def _state(
@@ -160,7 +199,7 @@ def _state(
     status = "finished" if summary is not None else "stopped" if stopped else "live"
     # A run that is over has them in its summary; one that was resumed has measured them again.
     baselines = [row["baselines"] for row in (*rows, summary or {}) if "baselines" in row]
-    looks = [row for row in rows if "evaluation" in row]
+    run = shlex.quote(str(folder))
     return RunState(
         folder=folder,
         status=status,  # type: ignore[arg-type]
@@ -170,9 +209,10 @@ def _state(
         total_steps=total,
         seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
         newest=_newest(trained, summary),
-        loss=_loss_line(trained),
+        loss=_loss_line(trained, "reconstruction"),
+        loss_name="reconstruction loss",
         baselines=_floats(baselines[-1]) if baselines else {},
-        looks=[Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"])) for row in looks],
+        looks=_looks(rows),
         warnings=[
             Warned(step=row["step"], name=str(row["warning"]["name"]), text=str(row["warning"]["text"]))
             for row in rows
@@ -181,8 +221,23 @@ def _state(
         panel=max((folder / _PANELS).glob("step-*.png"), default=None),
         facts=_facts(config, found),
         ended_by=f"{ending.how}: {ending.why}" if ending is not None and ending.how != "finished" else "",
-        verdict=verdict(trained, looks, baselines[-1] if baselines else {}),
+        verdict=verdict(trained, [row for row in rows if "evaluation" in row], baselines[-1] if baselines else {}),
+        resume=f"mae pretrain --resume --out {run}",
+        next_commands=(
+            f"mae reconstruct {run} IMAGE ...",
+            f"mae neighbours {run} IMAGES/",
+            f"mae evaluate all {run} --data LABELLED/",
+        ),
     )
+
+
+def _looks(rows: Sequence[LogRow]) -> list[Look]:
+    """The online evaluations."""
+    return [
+        Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"]))
+        for row in rows
+        if "evaluation" in row
+    ]
 
 
 def _total_steps(
@@ -214,7 +269,7 @@ def _written_at(folder: Path, now: float) -> float:
 
 
 def _files(folder: Path) -> list[os.stat_result]:
-    files = [folder / name for name in (_CONFIG, _METRICS, _SUMMARY, _PANELS, _CHECKPOINTS)]
+    files = [folder / name for name in (_CONFIG, _TRAINING, _METRICS, _SUMMARY, _PANELS, _CHECKPOINTS)]
     return [file.stat() for file in files if file.exists()]
 
 
@@ -258,9 +313,9 @@ def _floats(numbers: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
-def _loss_line(rows: Sequence[LogRow]) -> Line | None:
-    terms = [{"samples": row["samples"], **row["terms"]} for row in rows]
-    return read_line(terms, x="samples", y="reconstruction", label="this run")
+def _loss_line(rows: Sequence[LogRow], term: str) -> Line | None:
+    terms = [{"samples": row["samples"], "loss": row["loss"], **row["terms"]} for row in rows]
+    return read_line(terms, x="samples", y=term, label="this run")
 
 
 def _with_reference(state: RunState, config: RunConfig, samples: int) -> RunState:

@@ -1,6 +1,5 @@
 """The state of a run, live or finished, in the terminal and as a page."""
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,8 @@ class RunState:
         total_steps: of the whole run.
         seconds_left: estimate from its last rows; None unless it is live and has a pace.
         newest: the latest numbers, or those of a finished run's summary; None before the first.
-        loss: the reconstruction term over samples seen; None before the first.
+        loss: the reconstruction term, or that of a training with labels, over samples seen; None before the first.
+        loss_name: what it is called.
         baselines: reconstruction terms of trivial predictors, by name; empty if unknown.
         looks: online evaluations, in order.
         warnings: in order.
@@ -96,6 +96,8 @@ class RunState:
         facts: the run's set-up, as pairs of name and value.
         ended_by: how and why a run ended before its last step, by its own word; empty if it did not or never said.
         verdict: what the run has reached, in a sentence or two; empty before its first numbers.
+        resume: the command that resumes it.
+        next_commands: what to do with it once it is finished.
     """
 
     folder: Path
@@ -107,6 +109,7 @@ class RunState:
     seconds_left: float | None = None
     newest: Newest | None = None
     loss: Line | None = None
+    loss_name: str = "loss"
     baselines: Mapping[str, float]
     looks: Sequence[Look] = ()
     warnings: Sequence[Warned] = ()
@@ -116,6 +119,8 @@ class RunState:
     facts: Sequence[tuple[str, str]] = ()
     ended_by: str = ""
     verdict: str = ""
+    resume: str = ""
+    next_commands: Sequence[str] = ()
 
     @property
     def reconstruction(self) -> float | None:
@@ -161,10 +166,10 @@ def _status(state: RunState) -> str:
     if state.status == "finished":
         return f"finished, {state.total_steps:,} steps"
     if state.ended_by:
-        return f"{state.ended_by}; ended at {step}; go on with: {_resume(state)}"
+        return f"{state.ended_by}; ended at {step}; go on with: {state.resume}"
     if state.status == "stopped":
         silent, since = duration(state.read_at - state.written_at), _clock(state.written_at)
-        return f"stopped at {step}: nothing written for {silent}, since {since}; resume with: {_resume(state)}"
+        return f"stopped at {step}: nothing written for {silent}, since {since}; resume with: {state.resume}"
     left = "" if state.seconds_left is None else f", {duration(state.seconds_left)} left"
     return f"live, {step}{left}"
 
@@ -260,7 +265,7 @@ def write_watch_page(state: RunState, path: Path, *, refresh: int | None) -> Non
     with TemporaryDirectory() as folder:  # the run's own folder is only read
         sections = [*_warnings(state), *_loss(state, Path(folder)), *_features(state, Path(folder)), *_panel(state)]
         setup = Section(title="Set-up", header=("setting", "value"), rows=state.facts)
-        again = [Section(title="Resume", commands=[_resume(state)])] if state.status == "stopped" else []
+        again = [Section(title="Resume", commands=[state.resume])] if state.status == "stopped" else []
         reached = [Section(title="What it reached", text=state.verdict)] if state.verdict else []
         write_page(
             path,
@@ -294,7 +299,7 @@ def _loss(state: RunState, folder: Path) -> list[Section]:
     draw_lines(
         lines,
         levels=state.baselines,
-        names=("samples seen", "reconstruction loss"),
+        names=("samples seen", state.loss_name),
         show=readable,
         path=path,
         title=f"{_name(state)}: loss",
@@ -332,15 +337,10 @@ def _features(state: RunState, folder: Path) -> list[Section]:
 
 def _next(state: RunState) -> list[Section]:
     """What to do with a finished run."""
-    if state.status != "finished":
+    if state.status != "finished" or not state.next_commands:
         return []
-    run = shlex.quote(str(state.folder))
-    commands = [
-        f"mae reconstruct {run} IMAGE ...",
-        f"mae neighbours {run} IMAGES/",
-        f"mae evaluate all {run} --data LABELLED/",
-    ]
-    return [Section(title="Next", text="Put your own folders in place of the capitals.", commands=commands)]
+    text = "Put your own folders in place of the capitals."
+    return [Section(title="Next", text=text, commands=state.next_commands)]
 
 
 def _panel(state: RunState) -> list[Section]:
@@ -349,10 +349,6 @@ def _panel(state: RunState) -> list[Section]:
 
 def _name(state: RunState) -> str:
     return state.folder.resolve().name  # `mae watch .` has a name too
-
-
-def _resume(state: RunState) -> str:
-    return f"mae pretrain --resume --out {shlex.quote(str(state.folder))}"
 
 
 def _clock(moment: float) -> str:
