@@ -154,3 +154,11 @@ def test_yaml_is_read_as_pyyaml_reads_it(text: str):
 
     expected = {key: plain(value) for key, value in yaml.safe_load(text).items() if value is not None}
     assert read_plain_yaml(text) == expected
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["a" + " " * (1 << 20) + "b", "names: [\n" + "a,\n" * (1 << 18), "'" * (1 << 20), "a:" * (1 << 19)]
+)
+def test_hostile_yaml_takes_no_more_time_than_its_length(text: str):
+    read_plain_yaml(text)
