@@ -60,6 +60,7 @@ def test_each_protocol_tells_its_options(name, capsys):
         "label_free": "--views",
         "labels": "--shares",
         "segmentation_knn": "--metrics",
+        "neighbours_patches": "--rows",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown
