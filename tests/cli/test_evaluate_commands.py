@@ -62,6 +62,7 @@ def test_each_protocol_tells_its_options(name, capsys):
         "segmentation_knn": "--metrics",
         "segmentation_linear": "--iterations",
         "finetune_segmentation": "--beside",
+        "neighbours_patches": "--rows",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown

@@ -32,6 +32,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "pooled_probe": {"epochs": 2, "rates": [0.01], "batch_size": 16},
     "label_free": {"views": 20},
     "reconstruction": {"count": 30},
+    "neighbours_patches": {"rows": 2, "k": 3},
 }
 TRAINED: dict[str, dict[str, Any]] = {
     "linear_probe": {"official": True, "epochs": 4.0, "batch_size": 16, "base_lr": 300.0},

@@ -13,7 +13,15 @@ from scripts import run_script
 from mae.training.log import loss_rows, read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-UNTRAINED = ["knn", "linear_probe", "attentive_probe", "pooled_probe", "label_free", "reconstruction"]
+UNTRAINED = [
+    "knn",
+    "linear_probe",
+    "attentive_probe",
+    "pooled_probe",
+    "label_free",
+    "reconstruction",
+    "neighbours_patches",
+]
 TRAINED = ["linear_probe-official", "finetune"]
 
 

@@ -62,7 +62,8 @@ def run(args: list[str]) -> int:
 
 def _help() -> str:
     summaries = {**{protocol.name: _summary(protocol) for protocol in protocols.PROTOCOLS}, "all": _ALL}
-    lines = "".join(f"  {name:<16} {summary}\n" for name, summary in summaries.items())
+    width = max(map(len, summaries))
+    lines = "".join(f"  {name:<{width}} {summary}\n" for name, summary in summaries.items())
     return (
         "usage: mae evaluate PROTOCOL MODEL --data LABELLED ...\n\nMeasure how good a model's features are.\n\n"
         f"protocols:\n{lines}\n'mae evaluate PROTOCOL --help' shows the options of each.\n"

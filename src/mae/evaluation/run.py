@@ -68,8 +68,8 @@ def evaluate(
         model: a run folder, a checkpoint or a `.safetensors` file; `timm:NAME`; `hf:NAME_OR_PATH`; a
             `MaskedAutoencoder`; a `mae.Extractor`, which can hold any function.
         data: labelled images: a folder or `.zip` with a folder for each class, perhaps below `train/` and `test/`,
-            or the name of a known set. `reconstruction` and `label_free` also take images without labels,
-            `segmentation_knn` takes a folder of images with masks.
+            or the name of a known set. `reconstruction`, `label_free` and `neighbours_patches` also take images
+            without labels, `segmentation_knn` takes a folder of images with masks.
         test: the test part, where it is not in `data`.
         out: where results and features are kept; None: the run's folder, or a new one under `runs/`.
         data_root: where sets known by name are kept.

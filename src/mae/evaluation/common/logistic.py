@@ -16,6 +16,7 @@ PENALTIES = tuple(10.0**-power for power in range(9))
 1e-8 is next to none."""
 
 _CHUNK = 4096
+_VALUES = 1 << 24  # held at once in 64 bits, where a row is wide
 _KEPT_BYTES = 1 << 30
 """Standardised features up to this size stay in memory, which halves the time of a fit; larger ones are made anew."""
 _MAX_ITERATIONS = 1000
@@ -245,7 +246,7 @@ def moments(features: Float[Tensor, "n D"]) -> tuple[Float32[Tensor, " D"], Floa
     Raises:
         MAEError: features that are not finite.
     """
-    num, chunks = len(features), features.split(_CHUNK)
+    num, chunks = len(features), features.split(max(1, min(_CHUNK, _VALUES // features.shape[1])))
     mean = sum((chunk.double().sum(dim=0) for chunk in chunks), torch.zeros(features.shape[1]).double()) / num
     if not mean.isfinite().all():
         raise MAEError("the features hold values that are not finite; the model that made them is broken")

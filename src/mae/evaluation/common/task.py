@@ -193,11 +193,7 @@ class SegmentationTask(_TwoPartTask):
         Raises:
             UsageError: no such grid covers the image.
         """
-        model = self.extractor.model
-        if model is not None and model.config is not None:
-            rows, columns = model.config.layout.grid
-            return rows, columns
-        return grid_of(self.patches("train").shape[1], self.extractor.preprocessing.img_size)
+        return patch_grid(self.extractor, self.patches("train"))
 
     def patches(self, part: Part, extractor: Extractor | None = None) -> Float[Tensor, "n N D"]:
         """Patch tokens of a part, float16, of the model or of another one that sees whole images of the same size."""
@@ -259,6 +255,19 @@ class DetectionTask(_TwoPartTask):
         }
 
 
+def patch_grid(extractor: Extractor, patches: Float[Tensor, "n N D"]) -> tuple[int, int]:
+    """Rows and columns of the patches that a model gives; those of a function are taken for square.
+
+    Raises:
+        UsageError: no such grid covers the image.
+    """
+    model = extractor.model
+    if model is not None and model.config is not None:
+        rows, columns = model.config.layout.grid
+        return rows, columns
+    return grid_of(patches.shape[1], extractor.preprocessing.img_size)
+
+
 def of_whole_images(extractor: Extractor) -> Extractor:
     """The same extractor on whole images, which are resized to its size whatever their shape."""
     return replace(extractor, preprocessing=replace(extractor.preprocessing, crop_share=None))
@@ -295,9 +304,9 @@ class UnlabelledTask(_Task):
         extractor = with_learned_pooling(self.extractor, pool, folder=self.folder, device=self.device)
         return replace(self, extractor=extractor)
 
-    def patches(self) -> FeatureSet:
-        """The model's patch tokens `[n, N, D]`, float16."""
-        return self._store.features(self.extractor, self._opened, patches=True)
+    def patches(self, extractor: Extractor | None = None) -> FeatureSet:
+        """Patch tokens `[n, N, D]`, float16, of the model or of another on the same images."""
+        return self._store.features(extractor or self.extractor, self._opened, patches=True)
 
 
 def open_images(

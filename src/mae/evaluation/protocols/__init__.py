@@ -8,6 +8,7 @@ from mae.evaluation.protocols.knn import Knn
 from mae.evaluation.protocols.label_free import LabelFree
 from mae.evaluation.protocols.labels import Labels
 from mae.evaluation.protocols.linear_probe import LinearProbe
+from mae.evaluation.protocols.neighbours_patches import NeighboursPatches
 from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.protocols.reconstruction import Reconstruction
 from mae.evaluation.protocols.segmentation_knn import SegmentationKnn
@@ -26,6 +27,7 @@ PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
     SegmentationKnn,
     SegmentationLinear,
     FinetuneSegmentation,
+    NeighboursPatches,
 )
 """In the order of help and of `mae evaluate all`."""
 
