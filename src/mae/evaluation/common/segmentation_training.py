@@ -18,9 +18,9 @@ from mae.data.loading.annotated import Sample
 from mae.data.loading.loader import normalise
 from mae.errors import UsageError
 from mae.evaluation.common.annotated_images import AnnotatedImages
-from mae.evaluation.common.dense import confusions, grid_of, resized_map
+from mae.evaluation.common.dense import confusions, resized_map
 from mae.evaluation.common.supervised import largest_batch
-from mae.evaluation.common.task import SegmentationTask
+from mae.evaluation.common.task import SegmentationTask, patch_grid
 from mae.evaluation.extractors.extractor import PATCHES, Extractor
 from mae.layers.map_heads import LinearMapHead
 from mae.models.preprocess import Preprocessing
@@ -121,13 +121,10 @@ def grid_of_patches(extractor: Extractor, device: torch.device) -> tuple[int, in
     Raises:
         UsageError: it gives no patch tokens, or none that cover the image.
     """
-    if extractor.model is not None and extractor.model.config is not None:
-        rows, columns = extractor.model.config.layout.grid
-        return rows, columns
     patches = extractor.named(_blank(extractor, device)).get(PATCHES)
     if patches is None:
         raise UsageError(f"{extractor.name} gives no patch tokens; expected a model that does, called 'patches'")
-    return grid_of(patches.shape[1], extractor.preprocessing.img_size)
+    return patch_grid(extractor, patches)
 
 
 def _blank(extractor: Extractor, device: torch.device) -> Float[Tensor, "1 C H W"]:
