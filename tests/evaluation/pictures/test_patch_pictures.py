@@ -19,7 +19,7 @@ from mae.evaluation.pictures.patches import draw_nearest_patches, draw_patch_col
 from mae.models.preprocess import Preprocessing
 from mae.report.figures.sheet import Column
 
-GRID, SIZE = (3, 4), (24, 32)
+GRID, SIZE = (3, 4), (24, 20)
 WANTED = Preprocessing(img_size=SIZE, in_chans=1, mean=(0.0,), std=(1.0,), crop_share=None)
 PIXELS = np.stack([noise(*SIZE, 1, seed) for seed in range(5)])
 
@@ -83,26 +83,24 @@ def test_rows_are_queries_by_model_and_each_picture_is_of_its_patch(
 ):
     queries = torch.tensor([4, 1]), torch.tensor([11, 0])
     found = {
-        "one": (torch.tensor([[0.5, 0.25], [1.0, -1.0]]), torch.tensor([[3, 12], [59, 24]])),
-        "other": (torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([[12, 47], [11, 58]])),
+        "one": (torch.tensor([[0.5, 0.25], [1.0, -1.0]]), torch.tensor([[39, 12], [59, 40]])),
+        "other": (torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([[12, 47], [36, 58]])),
     }
     draw_nearest_patches(images, WANTED, queries, found, grid=GRID, title="t", path=tmp_path / "n.png")
     (columns,) = sheets
     assert [column.name for column in columns] == ["query", "nearest 1", "nearest 2"]
     assert [notes[0] for notes in columns[0].notes] == ["by one", "by other"] * 2
     assert [notes[0] for notes in columns[1].notes] == ["cosine 0.50", "cosine 0.00", "cosine 1.00", "cosine 0.00"]
-    expected = [[59, 59, 12, 12], [3, 12, 59, 11], [12, 47, 24, 58]]
-    whole = torch.from_numpy(PIXELS[..., 0]).float() / 255
+    expected = [[59, 59, 12, 12], [39, 12, 59, 36], [12, 47, 40, 58]]  # images 0 and 2 are not there
     for column, numbers in zip(columns, expected, strict=True):
         for picture, number, notes in zip(column.pictures, numbers, column.notes, strict=True):
-            assert notes[1] == images.item_name(number // 12)
-            large = whole[number // 12].repeat_interleave(6, 0).repeat_interleave(6, 1)
-            top, left = number % 12 // 4 * 48, number % 4 * 48
-            part = picture[top : top + 48, left : left + 48]
-            torch.testing.assert_close(part[..., 0], large[top : top + 48, left : left + 48])
-            assert picture.shape == (144, 192, 3)
+            image, place = divmod(number, 12)
+            assert notes[1] == images.item_name(image)
+            whole = (torch.from_numpy(PIXELS[image]).float() / 255).expand(*SIZE, 3)
+            torch.testing.assert_close(picture, module._framed(whole, place, GRID))
+            assert picture.shape == (216, 180, 3)  # enlarged
     with Image.open(tmp_path / "n.png") as picture:
-        assert picture.width > 3 * 192
+        assert picture.width > 3 * 180
 
 
 def test_each_patch_has_its_colour_at_its_place(images: ImageSet, sheets: list[list[Column]], tmp_path: Path):
@@ -111,7 +109,7 @@ def test_each_patch_has_its_colour_at_its_place(images: ImageSet, sheets: list[l
     rows = torch.tensor([3, 1])
     draw_patch_colours(images, WANTED, rows, {"one": colours}, explained=explained, path=tmp_path / "c.png")
     ((image, column),) = sheets
-    assert torch.equal(column.pictures[:, 4::8, 4::8], colours) and column.pictures.shape == (2, *SIZE, 3)
+    assert torch.equal(column.pictures[:, 4::8, 2::5], colours) and column.pictures.shape == (2, *SIZE, 3)
     assert column.caption == "50% of the variance"
     torch.testing.assert_close(image.pictures[1, ..., 0], torch.from_numpy(PIXELS[1, ..., 0]).float() / 255)
     assert [notes[0] for notes in image.notes] == [images.item_name(3), images.item_name(1)]
