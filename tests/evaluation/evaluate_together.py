@@ -21,7 +21,7 @@ from PIL import Image
 from tiny_task import by_function, small_model, striped
 
 import mae
-from mae.evaluation.common import supervised, two_views
+from mae.evaluation.common import classified_images, two_views
 from mae.evaluation.extractors import batches, feature_store, opened
 
 QUICK: dict[str, Any] = {"device": "cpu", "quiet": True}
@@ -112,7 +112,7 @@ def together(processes: int, folder: Path, what: Callable[[], None]) -> None:
 
 def everything(folder: Path) -> None:
     batches.BATCH_SIZE, feature_store._DIGESTED, two_views._BATCH_SIZE = 4, 8, 8  # several batches for each process
-    supervised.default_workers = lambda *_, **__: 0
+    classified_images.default_workers = lambda *_, **__: 0
     data = folder / "data"
     labelled(data)
     drawn_masks(data.with_name("drawn"))

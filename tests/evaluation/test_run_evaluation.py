@@ -399,7 +399,7 @@ def test_untrained_model_is_near_chance(tmp_path):
 def test_a_broken_file_in_a_set_that_does_not_fit_in_memory(tmp_path, monkeypatch):
     """Dark and bright by turns, 120 to test; the 10th is broken, which nobody sees before it is read."""
     forget_images(monkeypatch)
-    monkeypatch.setattr("mae.evaluation.common.supervised.default_workers", lambda *_, **__: 0)
+    monkeypatch.setattr("mae.evaluation.common.classified_images.default_workers", lambda *_, **__: 0)
     dark = np.arange(120) % 2
     test = [noise(8, 8, 1, seed=number) // 4 + 100 * dark[number] for number in range(120)]
     train = [noise(8, 8, 1, seed=500 + number) // 4 + 100 * dark[number] for number in range(40)]

@@ -5,8 +5,8 @@ from math import cos, pi
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupCosine:
-    """Linear warm-up to the peak, then a cosine schedule down to the floor (He et al. 2021, A.1).
+class Warmup:
+    """Linear warm-up to the peak, then down to the floor.
 
     Attributes:
         peak: highest learning rate.
@@ -25,4 +25,22 @@ class WarmupCosine:
         if samples < self.warmup_samples:
             return self.peak * samples / self.warmup_samples
         progress = (samples - self.warmup_samples) / max(self.total_samples - self.warmup_samples, 1)
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + cos(pi * min(progress, 1.0)))
+        return self.floor + (self.peak - self.floor) * self._share(min(progress, 1.0))
+
+    def _share(self, progress: float) -> float:
+        """What is left of the way down, in [0, 1]."""
+        raise NotImplementedError
+
+
+class WarmupCosine(Warmup):
+    """Behind the warm-up a cosine schedule (He et al. 2021, A.1)."""
+
+    def _share(self, progress: float) -> float:
+        return 0.5 * (1 + cos(pi * progress))
+
+
+class WarmupLinear(Warmup):
+    """Behind the warm-up straight down: the "poly" schedule of power 1 of segmentation."""
+
+    def _share(self, progress: float) -> float:
+        return 1 - progress

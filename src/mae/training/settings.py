@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mae.training.schedule import WarmupCosine
+from mae.training.schedule import Warmup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class TrainingSettings:
     total_steps: int
     batch_size: int
     accumulate: int
-    schedule: WarmupCosine
+    schedule: Warmup
     clip_grad: float | None
     precision: str
     log_every: int

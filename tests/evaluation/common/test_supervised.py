@@ -19,7 +19,8 @@ from mae.data.decode.limits import UnreadableImage
 from mae.data.sources.memory import ArraySource, whole_array
 from mae.errors import UsageError
 from mae.evaluation.common import supervised
-from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining, largest_batch
+from mae.evaluation.common.classified_images import ClassifiedImages
+from mae.evaluation.common.supervised import SupervisedTraining, largest_batch
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.extractors import opened
 from mae.evaluation.extractors.extractor import model_extractor
@@ -64,20 +65,13 @@ def test_labels_are_those_of_the_images_that_are_shown(
 
 
 def batches(task: LabelledTask) -> Generator[Any, None, None]:
-    plan = SupervisedPlan(
-        name="test",
-        epochs=1,
+    return ClassifiedImages(
+        task=task,
         batch_size=6,
         accumulate=1,
-        rate=1.0,
-        min_rate=0.0,
-        warmup_epochs=0,
         augmentation=Augmentation(),
-        precision="fp32",
-        identity={},
-    )
-    loader = supervised._loader(task, plan)
-    return supervised._batches(task, loader, lambda batch: {"images": batch.images, "labels": batch.labels}, 0)
+        prepare=lambda batch: {"images": batch.images, "labels": batch.labels},
+    ).batches(0)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common import finetuning, supervised
+from mae.evaluation.common.classified_images import ClassifiedImages, LabelledBatch
 from mae.evaluation.common.finetuning import CLASSIFIER_FILE, rank
 from mae.evaluation.common.metrics import top_k_accuracy
-from mae.evaluation.common.supervised import LabelledBatch
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocols.finetune import Finetune
 from mae.models.classifier import ImageClassifier
@@ -56,11 +56,11 @@ class Captured(Exception):
 
 def captured(
     monkeypatch: pytest.MonkeyPatch, task: LabelledTask, **options: Any
-) -> tuple[Any, Any, Any, Callable[..., Any]]:
-    """Plan, module, optimizer and `prepare` of a request that is then not trained."""
+) -> tuple[Any, Any, Any, ClassifiedImages]:
+    """Plan, module, optimizer and batches of a request that is then not trained."""
 
-    def stop(task: Any, plan: Any, module: Any, optimizer: Any, *, prepare: Any, evaluate: Any) -> None:
-        raise Captured(plan, module, optimizer, prepare)
+    def stop(task: Any, plan: Any, module: Any, optimizer: Any, *, batches: Any, evaluate: Any) -> None:
+        raise Captured(plan, module, optimizer, batches)
 
     monkeypatch.setattr(supervised, "train_with_labels", stop)
     with pytest.raises(Captured) as caught:
@@ -164,11 +164,11 @@ def test_the_rate_of_each_layer_is_the_schedules_times_its_share(monkeypatch: py
 def test_what_is_done_to_images_can_be_turned_off(
     monkeypatch: pytest.MonkeyPatch, task: LabelledTask, augment: bool, mixing: bool
 ):
-    plan, _, _, prepare = captured(monkeypatch, task, augment=augment, mixing=mixing)
-    assert plan.augmentation.rand_augment is augment and plan.augmentation.scale == (0.08, 1.0)
+    *_, batches = captured(monkeypatch, task, augment=augment, mixing=mixing)
+    assert batches.augmentation.rand_augment is augment and batches.augmentation.scale == (0.08, 1.0)
     images, labels = torch.rand(32, 1, 16, 16), torch.arange(32) % 3
     keys = torch.arange(32)
-    given = prepare(LabelledBatch(images=images.clone(), labels=labels, keys=keys, first_key=keys[:1]))
+    given = batches.prepare(LabelledBatch(images=images.clone(), labels=labels, keys=keys, first_key=keys[:1]))
     same = (given["images"] == images).flatten(1).all(1)
     if mixing:
         assert given["target"].shape == (32, 3) and given["images"].shape == images.shape and not same.all()

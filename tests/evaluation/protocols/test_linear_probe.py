@@ -46,9 +46,9 @@ class Captured(Exception):
     """Carries what a training would have been given."""
 
 
-def captured(monkeypatch: pytest.MonkeyPatch, task: LabelledTask, **options: Any) -> tuple[Any, ProbeHeads, Any]:
-    def stop(task: Any, plan: Any, module: Any, optimizer: Any, **_: Any) -> None:
-        raise Captured(plan, module, optimizer)
+def captured(monkeypatch: pytest.MonkeyPatch, task: LabelledTask, **options: Any) -> tuple[Any, ProbeHeads, Any, Any]:
+    def stop(task: Any, plan: Any, module: Any, optimizer: Any, *, batches: Any, **_: Any) -> None:
+        raise Captured(plan, module, optimizer, batches)
 
     monkeypatch.setattr(supervised, "train_with_labels", stop)
     with pytest.raises(Captured) as caught:
@@ -57,7 +57,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, task: LabelledTask, **options: Any
 
 
 def test_the_official_probe_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch, task: LabelledTask):
-    plan, probe, optimizer = captured(monkeypatch, task, batch_size=16)
+    plan, probe, optimizer, fed = captured(monkeypatch, task, batch_size=16)
     features = task.extractor.named(torch.randn(96, 1, 16, 16, generator=torch.Generator().manual_seed(0)))
     x = {"cls": features["cls"].numpy(), "mean": features["mean"].numpy()}
     x["cls+mean"] = np.concatenate([x["cls"], x["mean"]], axis=1)
@@ -83,14 +83,14 @@ def test_the_official_probe_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch
             (probe.norms[name].running_var, variance),
         ):
             np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-4, atol=2e-5)
-    augmentation = plan.augmentation
+    augmentation = fed.augmentation
     assert (augmentation.scale, augmentation.draws, augmentation.rand_augment) == ((0.08, 1.0), 1, False)
     assert (plan.rate, plan.min_rate, plan.epochs, plan.warmup_epochs) == (0.1 / 16, 0.0, 90, 10)
 
 
 def test_the_heads_start_as_the_official_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     task = make_task(tmp_path, small_model(embed_dim=192), train=striped(64, seed=1), test=striped(9, seed=2))
-    _, probe, optimizer = captured(monkeypatch, task)
+    _, probe, optimizer, _ = captured(monkeypatch, task)
     for name, width in zip(NAMES, (192, 192, 384), strict=True):
         head, norm = probe.heads[name], probe.norms[name]
         assert head.weight.shape == (3, width) and not head.bias.any()

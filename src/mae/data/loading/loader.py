@@ -14,18 +14,18 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from traceback import walk_tb
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from mae.data.dataset.images import ImageSet
@@ -46,6 +46,7 @@ _PIECE = 64
 
 _WORKER_FAILURES = ("DataLoader worker (pid", "DataLoader timed out")
 _TOO_MANY_FILES = "Too many open files"
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,41 +158,10 @@ class TrainingLoader:
             MAEError: more unreadable files than allowed, or a worker process that died or hangs.
         """
         num_pieces = math.ceil(self.batch_size // (self.accumulate * self.world) / self._piece)
-        pieces, workers = self._started(start_step)
-        stop = partial(_kill, workers)
-        # An iterator that is never closed must not keep the process from ending either.
-        if workers:
-            atexit.register(stop)
-        try:
+        order = InPieces(self.order(), start_step, self.images, self._piece)
+        with closing(loaded_pieces(self.crops(), order, workers=self.workers)) as pieces:
             while True:
-                with explained_worker_failure():
-                    fetched = [next(pieces) for _ in range(num_pieces)]
-                yield self._joined(fetched)
-        finally:
-            # PyTorch would first wait for a hanging worker, and then ask it to end by a signal that it ignores.
-            # An iterator that is open when Python ends comes here too late to do anything; `atexit` was in time.
-            if workers:
-                stop()
-                atexit.unregister(stop)
-            del pieces
-
-    def _started(self, start_step: int) -> tuple[Iterator[Piece], set[BaseProcess]]:
-        """Pieces of micro-batches from a step on, and the processes that load them."""
-        others = set(multiprocessing.active_children())
-        try:
-            return iter(self._loader(start_step)), set(multiprocessing.active_children()) - others
-        except BaseException as error:
-            # Those that had started would be waited for when Python ends, and never end.
-            _kill(set(multiprocessing.active_children()) - others)
-            for frame, _ in walk_tb(error.__traceback__):
-                if isinstance(half_made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
-                    half_made._shutdown = True  # its destructor would look for what was not made yet
-            if not isinstance(error, OSError):
-                raise
-            raise MAEError(
-                f"not all of {self.workers} data worker processes could be started ({error.strerror}): use fewer "
-                "--workers, or 0 to load in the main process, or allow this process more ('ulimit -a' shows its limits)"
-            ) from error
+                yield self._joined([next(pieces) for _ in range(num_pieces)])
 
     @property
     def _piece(self) -> int:
@@ -215,21 +185,71 @@ class TrainingLoader:
             unreadable=unreadable,
         )
 
-    def _loader(self, start_step: int) -> DataLoader[Piece]:
-        # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
-        forked = self.workers > 0 and sys.platform == "linux"
-        return DataLoader(
-            self.crops(),
-            batch_size=None,
-            sampler=_From(self.order(), start_step, self.images, self._piece),
-            num_workers=self.workers,
-            timeout=_TIMEOUT_SECONDS if self.workers else 0,
-            # It draws a seed for its workers, which need none; the caller's generator must not move.
-            generator=torch.Generator(),
-            multiprocessing_context=multiprocessing.get_context("fork") if forked else None,
-            collate_fn=_unchanged,
-            worker_init_fn=_prepare_worker,
-        )
+
+def loaded_pieces(dataset: Dataset[_Item], order: Sampler[Any], *, workers: int) -> Generator[_Item, None, None]:
+    """What a dataset gives for each element of an order; closing the iterator stops the worker processes.
+
+    Args:
+        dataset: makes the pieces.
+        order: what it is asked for, endlessly.
+        workers: processes that load; 0 loads in this one.
+
+    Raises:
+        MAEError: a worker process that cannot be started, died or hangs.
+    """
+    pieces, processes = _started(dataset, order, workers)
+    stop = partial(_kill, processes)
+    # An iterator that is never closed must not keep the process from ending either.
+    if processes:
+        atexit.register(stop)
+    try:
+        while True:
+            with explained_worker_failure():
+                piece = next(pieces)
+            yield piece
+    finally:
+        # PyTorch would first wait for a hanging worker, and then ask it to end by a signal that it ignores.
+        # An iterator that is open when Python ends comes here too late to do anything; `atexit` was in time.
+        if processes:
+            stop()
+            atexit.unregister(stop)
+        del pieces
+
+
+def _started(dataset: Dataset[_Item], order: Sampler[Any], workers: int) -> tuple[Iterator[_Item], set[BaseProcess]]:
+    """The pieces in order, and the processes that load them."""
+    others = set(multiprocessing.active_children())
+    try:
+        return iter(_loader(dataset, order, workers)), set(multiprocessing.active_children()) - others
+    except BaseException as error:
+        # Those that had started would be waited for when Python ends, and never end.
+        _kill(set(multiprocessing.active_children()) - others)
+        for frame, _ in walk_tb(error.__traceback__):
+            if isinstance(half_made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+                half_made._shutdown = True  # its destructor would look for what was not made yet
+        if not isinstance(error, OSError):
+            raise
+        raise MAEError(
+            f"not all of {workers} data worker processes could be started ({error.strerror}): use fewer "
+            "--workers, or 0 to load in the main process, or allow this process more ('ulimit -a' shows its limits)"
+        ) from error
+
+
+def _loader(dataset: Dataset[_Item], order: Sampler[Any], workers: int) -> DataLoader[_Item]:
+    # Forked workers share the decoded images; elsewhere (macOS, Windows) forking is unsafe or impossible.
+    forked = workers > 0 and sys.platform == "linux"
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=order,
+        num_workers=workers,
+        timeout=_TIMEOUT_SECONDS if workers else 0,
+        # It draws a seed for its workers, which need none; the caller's generator must not move.
+        generator=torch.Generator(),
+        multiprocessing_context=multiprocessing.get_context("fork") if forked else None,
+        collate_fn=_unchanged,
+        worker_init_fn=_prepare_worker,
+    )
 
 
 def _unlike_rgb(images: ImageSet) -> str:
@@ -280,7 +300,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _From(Sampler[tuple[list[int], list[int]]]):
+class InPieces(Sampler[tuple[list[int], list[int]]]):
     """The order from a step on, each micro-batch in pieces, in the form a DataLoader takes."""
 
     def __init__(self, order: RankOrder, start_step: int, images: ImageSet, piece: int) -> None:

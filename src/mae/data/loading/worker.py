@@ -42,38 +42,16 @@ class Piece(NamedTuple):
     unreadable: list[str]
 
 
-class CropDataset(Dataset[Piece]):
-    """Pieces of micro-batches, by the numbers and keys of their samples."""
+class ReplacedImages:
+    """The images of samples; for one that cannot be read another, drawn from the sample's key.
 
-    def __init__(
-        self,
-        *,
-        images: ImageSet,
-        numbers: Numbers,
-        img_size: tuple[int, int],
-        augmentation: Augmentation,
-    ) -> None:
-        """Takes its settings.
+    Args:
+        images: where images are read from.
+        numbers: images that may replace one that cannot be read.
+    """
 
-        Args:
-            images: where images are read from.
-            numbers: images that may replace one that cannot be read.
-            img_size: height and width of the crops in pixels.
-            augmentation: how images are cropped and changed.
-        """
+    def __init__(self, images: ImageSet, numbers: Numbers) -> None:
         self._images, self._numbers = images, numbers
-        self._img_size, self._augmentation = img_size, augmentation
-
-    def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
-        """The piece of these ids and keys."""
-        ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
-        with one_thread():
-            found, unreadable = self._found(*batch)
-            loaded = [pair for pair in found if pair is not None]
-            shown = torch.tensor([number for number, _ in loaded])
-            whole = len(loaded) == len(found)
-            crops = self._cropped([image for _, image in loaded], keys) if whole else None
-        return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
 
     def shown(self, ids: list[int], keys: list[int]) -> tuple[list[int], list[str]]:
         """The numbers of the images used for these samples, and what is wrong with unreadable ones.
@@ -81,13 +59,13 @@ class CropDataset(Dataset[Piece]):
         Raises:
             MAEError: no replacement can be read either.
         """
-        found, unreadable = self._found(ids, keys)
+        found, unreadable = self.found(ids, keys)
         loaded = [pair for pair in found if pair is not None]
         if len(loaded) < len(found):
             raise none_readable(self._images.name, unreadable)
         return [number for number, _ in loaded], unreadable
 
-    def _found(self, ids: list[int], keys: list[int]) -> tuple[list[tuple[int, Tensor] | None], list[str]]:
+    def found(self, ids: list[int], keys: list[int]) -> tuple[list[tuple[int, Tensor] | None], list[str]]:
         """An image with its number for each sample, None where none can be read; and what is wrong with the others."""
         unreadable: list[str] = []
         first: dict[int, int] = {}  # of an image with several views, the key of the first
@@ -109,6 +87,40 @@ class CropDataset(Dataset[Piece]):
         # A generator, so that nothing is drawn for an image that can be read.
         drawn = uniform(torch.tensor([key]), REPLACEMENTS, Stream.REPLACEMENT).squeeze(0).double()
         yield from self._numbers[(drawn * len(self._numbers)).long()].tolist()
+
+
+class CropDataset(ReplacedImages, Dataset[Piece]):
+    """Pieces of micro-batches, by the numbers and keys of their samples."""
+
+    def __init__(
+        self,
+        *,
+        images: ImageSet,
+        numbers: Numbers,
+        img_size: tuple[int, int],
+        augmentation: Augmentation,
+    ) -> None:
+        """Takes its settings.
+
+        Args:
+            images: where images are read from.
+            numbers: images that may replace one that cannot be read.
+            img_size: height and width of the crops in pixels.
+            augmentation: how images are cropped and changed.
+        """
+        super().__init__(images, numbers)
+        self._img_size, self._augmentation = img_size, augmentation
+
+    def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
+        """The piece of these ids and keys."""
+        ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
+        with one_thread():
+            found, unreadable = self.found(*batch)
+            loaded = [pair for pair in found if pair is not None]
+            shown = torch.tensor([number for number, _ in loaded])
+            whole = len(loaded) == len(found)
+            crops = self._cropped([image for _, image in loaded], keys) if whole else None
+        return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
 
     def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
         sizes = torch.tensor([image.shape[-2:] for image in loaded])

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from mae.evaluation.common.supervised import LabelledBatch
+from mae.evaluation.common.classified_images import LabelledBatch
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.extractors.batches import computed_batches
 from mae.layers.lora import merge_lora

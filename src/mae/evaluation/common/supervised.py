@@ -1,4 +1,4 @@
-"""Training with labels, for the protocols that train on images: the one engine, fed with labelled batches.
+"""Training with labels, for the protocols that train on images: the one engine, whatever the labels are.
 
 A training lives in a folder named after everything that decides it. The same request again therefore resumes it, and
 one that was finished is not trained twice.
@@ -6,32 +6,33 @@ one that was finished is not trained twice.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mae.data.loading.loader import TrainingLoader, default_workers, explained_worker_failure, normalise
+from mae.data.loading.loader import explained_worker_failure
 from mae.errors import Stopped, UsageError
-from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.common.task import LabelledTask, SegmentationTask
 from mae.evaluation.extractors.extractor import preprocessing_text
-from mae.modalities.images.crop import Augmentation
 from mae.randomness import Stream, seeds
 from mae.records import write_json
 from mae.report.terminal.console import ProgressDisplay
 from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
+from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import Callback, JsonLines, read_rows
-from mae.training.schedule import WarmupCosine
+from mae.training.schedule import WarmupCosine, WarmupLinear
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 from mae.training.trackers.tensorboard import TensorBoard
 
@@ -39,25 +40,26 @@ _EVALUATIONS = 10
 """How often the test part is evaluated during training; the last time gives the result."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LabelledBatch:
-    """A process's share of a micro-batch.
+class TrainingBatches(ABC):
+    """What a training is fed with, see `ClassifiedImages`."""
 
-    Attributes:
-        images: normalised, on the task's device.
-        labels: their classes, there too.
-        keys: of each sample.
-        first_key: of the micro-batch's first sample, for what is drawn once for all of it.
-    """
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps over the training part."""
 
-    images: Float32[Tensor, "B C H W"]
-    labels: Int64[Tensor, " B"]
-    keys: Int64[Tensor, " B"]
-    first_key: Int64[Tensor, " 1"]
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides the batches beside the plan, the task and its seed, as JSON values."""
+
+    @abstractmethod
+    def batches(self, step: int) -> Generator[Mapping[str, Any], None, None]:
+        """What the module's forward takes from a step on, a process's share of a micro-batch at a time."""
 
 
-Prepare = Callable[[LabelledBatch], Mapping[str, Any]]
-"""Makes what the module's forward takes."""
+Task = LabelledTask | SegmentationTask
+"""What has images to train on and others to be evaluated on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +72,11 @@ class SupervisedPlan:
         batch_size: images of an optimizer step.
         accumulate: micro-batches per step.
         rate: peak learning rate.
-        min_rate: the learning rate at the end of the cosine schedule.
+        min_rate: the learning rate at the end of the schedule.
         warmup_epochs: epochs over which the learning rate rises from 0.
-        augmentation: how training images are cropped and changed.
         precision: of the forward pass: `fp32`, `bf16` or `fp16`.
         identity: all else that decides the training, as JSON values.
+        schedule: how the rate falls behind the warm-up: as a `cosine`, or `linear`.
     """
 
     name: str
@@ -84,9 +86,9 @@ class SupervisedPlan:
     rate: float
     min_rate: float
     warmup_epochs: float
-    augmentation: Augmentation
     precision: str
     identity: Mapping[str, Any]
+    schedule: Literal["cosine", "linear"] = "cosine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +107,12 @@ class SupervisedTraining:
 
 
 def train_with_labels(
-    task: LabelledTask,
+    task: Task,
     plan: SupervisedPlan,
     module: nn.Module,
     optimizer: Optimizer,
     *,
-    prepare: Prepare,
+    batches: TrainingBatches,
     evaluate: Callable[[], Mapping[str, float]],
 ) -> SupervisedTraining:
     """Train a module to the end, or resume a training that was stopped.
@@ -118,11 +120,11 @@ def train_with_labels(
     Every process of the task's world calls this, with modules of the same weights.
 
     Args:
-        task: the training images and their classes.
+        task: whose images are trained on.
         plan: how.
-        module: on the task's device, in the mode it trains in.
+        module: on the task's device, in the mode it trains in; its output has `.loss` and `.terms`.
         optimizer: over its parameters.
-        prepare: makes the module's input; what it draws at random from PyTorch's generators depends on the batch alone.
+        batches: what it is fed with.
         evaluate: the numbers of the test part, in [0, 1]; every process is asked at the same steps.
 
     Returns:
@@ -133,38 +135,35 @@ def train_with_labels(
         MAEError: it failed on the way, or every checkpoint it could resume from is damaged.
     """
     with ExitStack() as held:
-        folder = Path(task.world.from_main(lambda: str(_folder(task, plan, held))))
-        steps_per_epoch = len(task.images("train").readable) // plan.batch_size
-        trainer = _trainer(folder, task, plan, module, optimizer, prepare, steps_per_epoch)
+        folder = Path(task.world.from_main(lambda: str(_folder(task, plan, batches, held))))
+        trainer = _trainer(folder, task, plan, module, optimizer, batches)
         _resume(trainer, folder, task)
         total_steps = trainer.settings.total_steps
-        every = max(steps_per_epoch, total_steps // _EVALUATIONS, 1)
+        every = max(batches.steps_per_epoch, total_steps // _EVALUATIONS, 1)
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
         if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
             text = f"stopped and saved in {folder}; resumes when you rerun the same command"
             raise Stopped(text, by=trainer.stopped_by)
         rows = task.world.from_main(lambda: read_rows(folder / "metrics.jsonl"))
     evaluated = [row for row in rows if "evaluation" in row]
-    curve = tuple({"epoch": row["step"] / steps_per_epoch, **row["evaluation"]} for row in evaluated)
+    curve = tuple({"epoch": row["step"] / batches.steps_per_epoch, **row["evaluation"]} for row in evaluated)
     return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
 
 
 def _trainer(
     folder: Path,
-    task: LabelledTask,
+    task: Task,
     plan: SupervisedPlan,
     module: nn.Module,
     optimizer: Optimizer,
-    prepare: Prepare,
-    steps_per_epoch: int,
+    batches: TrainingBatches,
 ) -> Trainer:
-    loader = _loader(task, plan)
-    total_steps = max(1, round(plan.epochs * steps_per_epoch))
+    total_steps = max(1, round(plan.epochs * batches.steps_per_epoch))
     return Trainer(
         module=module,
         optimizer=optimizer,
-        batches=lambda step: _batches(task, loader, prepare, step),
-        settings=_settings(plan, total_steps, steps_per_epoch),
+        batches=batches.batches,
+        settings=_settings(plan, total_steps, batches.steps_per_epoch),
         checkpoints=CheckpointSpec(
             folder=folder / "checkpoints", identity={"total_steps": total_steps}, metadata=lambda module: {}
         ),
@@ -173,7 +172,7 @@ def _trainer(
     )
 
 
-def _resume(trainer: Trainer, folder: Path, task: LabelledTask) -> None:
+def _resume(trainer: Trainer, folder: Path, task: Task) -> None:
     """Load the newest usable checkpoint, if there is one."""
     newest, note = task.world.from_main(lambda: [str(each or "") for each in usable_checkpoint(folder / "checkpoints")])
     if note:
@@ -182,11 +181,11 @@ def _resume(trainer: Trainer, folder: Path, task: LabelledTask) -> None:
         trainer.resume(Path(newest))
 
 
-def _folder(task: LabelledTask, plan: SupervisedPlan, held: ExitStack) -> Path:
+def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: ExitStack) -> Path:
     """The folder of this very training, described in `training.json`; locked until `held` is closed."""
     decided = {
-        **{name: value for name, value in vars(plan).items() if name != "augmentation"},
-        "augmentation": vars(plan.augmentation),
+        **vars(plan),
+        **batches.identity,
         # A function whose weights are unknown cannot be resumed.
         "model": task.extractor.identity or uuid4().hex,
         "preprocessing": preprocessing_text(task.extractor.preprocessing),
@@ -202,29 +201,12 @@ def _folder(task: LabelledTask, plan: SupervisedPlan, held: ExitStack) -> Path:
     return folder
 
 
-def _loader(task: LabelledTask, plan: SupervisedPlan) -> TrainingLoader:
-    images = task.images("train")
-    return TrainingLoader(
-        images=images,
-        batch_size=plan.batch_size,
-        accumulate=plan.accumulate,
-        img_size=task.extractor.preprocessing.img_size,
-        seed=task.seed,
-        workers=default_workers(task.device.type, images.in_memory, processes=task.world.local_size),
-        pin_memory=task.device.type == "cuda",
-        augmentation=plan.augmentation,
-        numbers=images.readable,
-        rank=task.world.rank,
-        world=task.world.size,
-    )
-
-
 def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> TrainingSettings:
     return TrainingSettings(
         total_steps=total_steps,
         batch_size=plan.batch_size,
         accumulate=plan.accumulate,
-        schedule=WarmupCosine(
+        schedule=(WarmupCosine if plan.schedule == "cosine" else WarmupLinear)(
             peak=plan.rate,
             floor=plan.min_rate,
             warmup_samples=plan.warmup_epochs * steps_per_epoch * plan.batch_size,
@@ -237,23 +219,7 @@ def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> T
     )
 
 
-def _batches(
-    task: LabelledTask, loader: TrainingLoader, prepare: Prepare, step: int
-) -> Generator[Mapping[str, Any], None, None]:
-    preprocessing, class_of = task.extractor.preprocessing, task.class_of("train")
-    mean, std = (torch.tensor(values, device=task.device) for values in (preprocessing.mean, preprocessing.std))
-    with closing(loader.iterate(step)) as batches:
-        for raw in batches:
-            images = normalise(raw.images.to(task.device, non_blocking=True), mean, std)
-            labels = class_of[raw.shown].to(task.device, non_blocking=True)
-            first_key = raw.keys[:1].clone()
-            task.world.broadcast(first_key)
-            # What the forward draws, as dropped paths, is a function of the batch: a resumed run draws the same.
-            torch.manual_seed(seeds(first_key, Stream.FORWARD)[0])
-            yield prepare(LabelledBatch(images=images, labels=labels, keys=raw.keys, first_key=first_key))
-
-
-def _train(task: LabelledTask, folder: Path, trainer: Trainer, periodic: PeriodicTask) -> bool:
+def _train(task: Task, folder: Path, trainer: Trainer, periodic: PeriodicTask) -> bool:
     if not task.world.is_main:
         with explained_worker_failure():
             return trainer.run(tasks=[periodic])
@@ -268,6 +234,22 @@ def _train(task: LabelledTask, folder: Path, trainer: Trainer, periodic: Periodi
             stack.callback(observer.close)
         with explained_worker_failure():
             return trainer.run(observers=observers, tasks=[periodic])
+
+
+def seeded_forward(keys: Int64[Tensor, " B"], world: World) -> Int64[Tensor, " 1"]:
+    """Let what the forward draws, as dropped paths, be a function of the batch: a resumed run draws the same.
+
+    Args:
+        keys: of this process's samples; every process must call this.
+        world: the processes that train together.
+
+    Returns:
+        The key of the micro-batch's first sample.
+    """
+    first_key = keys[:1].clone()
+    world.broadcast(first_key)
+    torch.manual_seed(seeds(first_key, Stream.FORWARD)[0])
+    return first_key
 
 
 def largest_batch(given: int | None, usual: int, *, images: int, steps_per_epoch: int) -> int:

@@ -110,8 +110,10 @@ class Finetune(EvaluationProtocol):
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common import finetuning
+        from mae.evaluation.common.classified_images import ClassifiedImages
         from mae.evaluation.common.metrics import top_k_accuracy
         from mae.evaluation.common.supervised import train_with_labels
+        from mae.modalities.images.crop import Augmentation
 
         self._check_images(task)
         assert task.extractor.model is not None and task.extractor.model.config is not None
@@ -120,12 +122,19 @@ class Finetune(EvaluationProtocol):
             task, drop_path=resolved["drop_path"], label_smoothing=self.label_smoothing, from_scratch=self.from_scratch
         )
         finetuning.freeze(classifier, blocks=self.blocks, lora=self.lora, bitfit=self.bitfit)
+        plan = self._plan(task, resolved)
         training = train_with_labels(
             task,
-            self._plan(task, resolved),
+            plan,
             classifier.train(),
             finetuning.make_optimizer(classifier, resolved["layer_decay"], weight_decay=self.weight_decay),
-            prepare=lambda batch: finetuning.prepare(batch, task, erasing=self.augment, mixing=self.mixing),
+            batches=ClassifiedImages(
+                task=task,
+                batch_size=plan.batch_size,
+                accumulate=plan.accumulate,
+                augmentation=Augmentation(scale=(0.08, 1.0), rand_augment=self.augment),
+                prepare=lambda batch: finetuning.prepare(batch, task, erasing=self.augment, mixing=self.mixing),
+            ),
             evaluate=lambda: {"test": top_k_accuracy(finetuning.rank(task, classifier, top=1), task.labels("test"))},
         )
         file = training.folder / finetuning.CLASSIFIER_FILE
@@ -160,7 +169,6 @@ class Finetune(EvaluationProtocol):
 
     def _plan(self, task: "LabelledTask", resolved: Mapping[str, Any]) -> "SupervisedPlan":
         from mae.evaluation.common.supervised import SupervisedPlan
-        from mae.modalities.images.crop import Augmentation
         from mae.training.device import choose_precision
 
         return SupervisedPlan(
@@ -171,7 +179,6 @@ class Finetune(EvaluationProtocol):
             rate=resolved["base_lr"] * resolved["batch_size"] / 256,
             min_rate=self.min_lr,
             warmup_epochs=resolved["warmup_epochs"],
-            augmentation=Augmentation(scale=(0.08, 1.0), rand_augment=self.augment),
             precision=choose_precision(self.precision, task.device),
             identity={**asdict(self), **resolved},
         )

@@ -153,9 +153,11 @@ def _remarks(numbers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _official(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
+    from mae.evaluation.common.classified_images import ClassifiedImages
     from mae.evaluation.common.metrics import top_k_accuracy
     from mae.evaluation.common.probe_heads import make_probe, rank_by_heads
     from mae.evaluation.common.supervised import train_with_labels
+    from mae.modalities.images.crop import Augmentation
     from mae.report.terminal.console import duration
     from mae.training.lars import LARS
 
@@ -172,7 +174,13 @@ def _official(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
         plan,
         probe.train(),
         LARS(probe.parameters(), momentum=_MOMENTUM, trust=_TRUST),
-        prepare=lambda batch: {"images": batch.images, "target": batch.labels},
+        batches=ClassifiedImages(
+            task=task,
+            batch_size=plan.batch_size,
+            accumulate=plan.accumulate,
+            augmentation=Augmentation(scale=(0.08, 1.0), draws=1),
+            prepare=lambda batch: {"images": batch.images, "target": batch.labels},
+        ),
         evaluate=accuracies,
     )
     rankings = rank_by_heads(task, probe, top=_TOP)
@@ -201,7 +209,6 @@ def _official(options: LinearProbe, task: "LabelledTask") -> ProtocolResult:
 
 def _plan(options: LinearProbe, task: "LabelledTask", widths: Mapping[str, int]) -> "SupervisedPlan":
     from mae.evaluation.common.supervised import SupervisedPlan, largest_batch
-    from mae.modalities.images.crop import Augmentation
     from mae.training.device import choose_precision
 
     images = len(task.images("train").readable)
@@ -219,7 +226,6 @@ def _plan(options: LinearProbe, task: "LabelledTask", widths: Mapping[str, int])
         rate=options.base_lr * batch_size / 256,
         min_rate=0.0,
         warmup_epochs=min(10.0, options.epochs / 9) if options.warmup_epochs is None else options.warmup_epochs,
-        augmentation=Augmentation(scale=(0.08, 1.0), draws=1),
         precision=choose_precision("auto", task.device),
         identity={"widths": widths, **asdict(options)},
     )
