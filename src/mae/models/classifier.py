@@ -87,6 +87,11 @@ class Classifier(PretrainedEncoder):
         """Logits of what the encoder says of images."""
         raise NotImplementedError
 
+    def answer(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B K"]]:
+        """The mean of the patch tokens of normalised images, and the logits: what a model is known again by."""
+        features = self.encode(images)
+        return features.mean, self.classify(features)
+
     def forward(self, images: Float[Tensor, "B C H W"]) -> Any:
         """Logits `[B, K]` of normalised images.
 

@@ -23,6 +23,7 @@ from mae.core.types import Grid, MaskRequest
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
 from mae.models.classifier import Classifier
+from mae.models.detector import Detector
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
@@ -45,7 +46,7 @@ class OutputFingerprint:
         image_sha256: of the image's float32 bytes, in hexadecimal.
         features: 16 numbers made of the encoder's mean feature of the whole image.
         prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches, or of a
-            classifier's logits; None of an encoder alone.
+            classifier's or detector's scores; None of an encoder alone.
 
     Raises:
         UsageError: another count of numbers, or some that are not finite.
@@ -131,7 +132,7 @@ def _answer(
     plan = RandomMasking(ratio=0.5).plan(MaskRequest(layout=layout, keys=key))
     image = image.double()  # which autocast leaves alone
     with torch.no_grad(), _evaluating(model):
-        if isinstance(model, Classifier):
+        if isinstance(model, Classifier | Detector):
             whole = _Whole(model)
             return functional_call(whole, _doubles(whole), (image,))
         weights = _doubles(encoder)
@@ -145,15 +146,14 @@ def _answer(
 
 
 class _Whole(nn.Module):
-    """A classifier that tells the mean feature too."""
+    """A model with a head, called for its answer."""
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier | Detector) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, image: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 K"]]:
-        features = self.model.encode(image)
-        return features.mean, self.model.classify(features)
+    def forward(self, image: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 K *map"]]:
+        return self.model.answer(image)
 
 
 def _doubles(part: nn.Module) -> dict[str, Tensor]:
