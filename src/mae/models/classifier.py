@@ -14,27 +14,14 @@ from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
-from mae.layers.pos_embed import sincos_2d
 from mae.layers.score_pooling import ScorePooling
 from mae.layers.transformer import LAYER_NORM_EPS
-from mae.models.build import build_encoder
 from mae.models.given_images import Images
 from mae.models.inference import undisturbed
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.trainable import build_trainable_encoder
 
 _HEAD_STD = 2e-5
-_SAME = (
-    "patch_size",
-    "in_chans",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_ratio",
-    "norm_eps",
-    "cls_token",
-    "cls_tokens",
-)
-
 
 FEATURES = ("cls", "mean", "cls+mean")
 """What a linear probe can be trained on."""
@@ -232,9 +219,6 @@ class ImageClassifier(Classifier):
         UsageError: fewer than two classes, or as many names as there are not.
     """
 
-    undecayed = frozenset({"encoder.cls_token", "encoder.pos_embed.table"})
-    """Names of the parameters of two dimensions or more that weight decay leaves alone."""
-
     def __init__(
         self,
         *,
@@ -252,20 +236,6 @@ class ImageClassifier(Classifier):
         self.head = nn.Linear(encoder.embed_dim, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=_HEAD_STD)
         nn.init.zeros_(self.head.bias)
-
-    @property
-    def num_layers(self) -> int:
-        """The layer of the head: blocks plus one."""
-        return len(self.encoder.blocks) + 1
-
-    def layer_of(self, name: str) -> int:
-        """The layer of a parameter for layer-wise decay of the rate.
-
-        0 for patches, positions and class tokens, `k + 1` for block `k`, `num_layers` for norm and head.
-        """
-        if name.startswith("encoder.blocks."):
-            return int(name.split(".")[2]) + 1
-        return 0 if name.startswith("encoder.") else self.num_layers
 
     def classify(self, features: Features) -> Float[Tensor, "B K"]:
         """See `Classifier`."""
@@ -310,10 +280,7 @@ def build_classifier(
     rank: int = 0,
     world: int = 1,
 ) -> ImageClassifier:
-    """A classifier whose positions train too, from a pre-trained encoder or from scratch.
-
-    The positions start as the pre-trained model's, or from the sine-cosine table. Unlike the official code the
-    class token has no position of its own: it would only be added to a token that trains already.
+    """A classifier all of which trains, from a pre-trained encoder or from scratch; see `build_trainable_encoder`.
 
     Args:
         config: the encoder and the size of the images.
@@ -328,37 +295,16 @@ def build_classifier(
     Raises:
         UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
     """
-    # Mask tokens are of pre-training alone, and so is a decoder that wants them.
-    config = config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
-    encoder = build_encoder(config, drop_path=drop_path, rank=rank, world=world)
-    classifier = ImageClassifier(
+    config, encoder = build_trainable_encoder(
+        config, pretrained=pretrained, drop_path=drop_path, rank=rank, world=world
+    )
+    return ImageClassifier(
         encoder=encoder,
         num_classes=num_classes,
         label_smoothing=label_smoothing,
         class_names=class_names,
         config=config,
     )
-    weights = encoder.state_dict()
-    if pretrained is None:
-        weights["pos_embed.table"] = sincos_2d(encoder.grid, encoder.embed_dim)
-    else:
-        _check_same(config, pretrained.config)
-        source = pretrained.encoder
-        weights |= {name: weight for name, weight in source.state_dict().items() if name in weights}
-        weights["pos_embed.table"] = source.pos_embed(encoder.grid)
-    encoder.load_state_dict(weights)
-    return classifier
-
-
-def _check_same(config: MethodConfig, pretrained: MethodConfig | None) -> None:
-    """Heads and patches of another shape would load without a word."""
-    if pretrained is None:
-        raise UsageError("the pre-trained model carries no configuration to compare with; build it with build_model")
-    there, here = pretrained.flat(), config.flat()
-    for name in _SAME:
-        found, expected = there[name], here[name]
-        if found != expected:
-            raise UsageError(f"the pre-trained encoder has {name} {found}, the classifier {expected}; make them equal")
 
 
 def train_last_blocks(classifier: ImageClassifier, k: int) -> None:

@@ -115,9 +115,6 @@ class Detector(PretrainedEncoder):
         UsageError: no class or too many, a size that does not divide into patches, or no channel statistics.
     """
 
-    undecayed = frozenset({"encoder.pos_embed.table"})
-    """Names of the parameters of two dimensions or more that weight decay leaves alone."""
-
     def __init__(
         self, *, encoder: MapViT, head: DetectionHead, class_names: Sequence[str], config: MethodConfig
     ) -> None:
@@ -129,21 +126,6 @@ class Detector(PretrainedEncoder):
         self.pyramid = SimpleFeaturePyramid(dim=encoder.embed_dim, channels=head.channels)
         parts = _torchvision_detector(head, config, num_classes=len(class_names) + 1)
         self.transform, self.rpn, self.roi_heads = parts.transform, parts.rpn, parts.roi_heads
-
-    @property
-    def num_layers(self) -> int:
-        """The layer of pyramid and heads: blocks plus one."""
-        return len(self.encoder.blocks) + 1
-
-    def layer_of(self, name: str) -> int:
-        """The layer of a parameter for layer-wise decay of the rate.
-
-        0 for patches and absolute positions, `k + 1` for block `k` with its relative positions, `num_layers` for
-        pyramid and heads.
-        """
-        if name.startswith("encoder.blocks."):
-            return int(name.split(".")[2]) + 1
-        return 0 if name.startswith("encoder.") else self.num_layers
 
     def answer(self, images: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 V"]]:
         """The mean of the patch tokens of a normalised image, and numbers that every other part of the model enters.

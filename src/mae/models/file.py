@@ -35,6 +35,7 @@ from mae.models.detector import DetectionHead, Detector, build_detector
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.segmenter import MapHead, Segmenter
 from mae.randomness import drawing_from
 from mae.version import __version__
 
@@ -53,8 +54,9 @@ _CLASSIFIERS: Mapping[str, type[Classifier]] = {
     ATTENTIVE_PROBE: AttentiveProbe,
     POOLED_PROBE: PooledProbe,
 }
-DETECTOR = "detector"
-_KINDS = (MASKED_AUTOENCODER, ENCODER, *_CLASSIFIERS, DETECTOR)
+SEGMENTER, DETECTOR = "segmenter", "detector"
+_WITH_CLASSES = (*_CLASSIFIERS, SEGMENTER)
+_KINDS = (MASKED_AUTOENCODER, ENCODER, *_WITH_CLASSES, DETECTOR)
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
@@ -69,12 +71,13 @@ _NUM_NAMED, _MAX_SHOWN = 3, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Classes:
-    """What a classifier's head tells apart.
+    """What a head tells apart.
 
     Attributes:
         count: how many.
         names: in the order of the logits; empty: not known.
         feature: what a linear probe is given; empty for the head of a fine-tuned encoder.
+        head: of a segmenter.
 
     Raises:
         UsageError: a count that no head has.
@@ -83,6 +86,7 @@ class Classes:
     count: int
     names: tuple[str, ...] = ()
     feature: str = ""
+    head: MapHead | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.count <= _MAX_CLASSES:
@@ -276,7 +280,7 @@ def is_classifier(path: Path, *, pools: bool = False) -> bool:
         check_header(path)
         with safe_open(path, framework="pt") as file:
             record = _read_record(path, file.metadata() or {})
-            return record.classes is not None and (not pools or record.kind == POOLED_PROBE)
+            return record.kind in _CLASSIFIERS and (not pools or record.kind == POOLED_PROBE)
     except (OSError, SafetensorError, MAEError, UsageError):
         return False
 
@@ -443,7 +447,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             described=record["config"],
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
-            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _CLASSIFIERS else None,
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _WITH_CLASSES else None,
             objects=records.from_json(ObjectsFound, record["objects"], what="objects'") if kind == DETECTOR else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -514,7 +518,7 @@ def build(
     Args:
         kind: one of the kinds.
         config: of the model.
-        classes: of a classifier.
+        classes: of a classifier or a segmenter.
         found: what a detector finds, and how.
 
     Raises:
@@ -539,6 +543,16 @@ def build(
             drop_path=0.0,
             label_smoothing=0.0,
             pretrained=None,
+        )
+    if kind == SEGMENTER:
+        if classes is None or classes.head is None:
+            raise UsageError("the head of a segmenter is not described; expected its kind, layers and channels")
+        return Segmenter(
+            encoder=build_encoder(config),
+            head=classes.head,
+            num_classes=classes.count,
+            class_names=classes.names,
+            config=config,
         )
     return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
 
@@ -584,11 +598,15 @@ def kind_of(model: PretrainedEncoder) -> str:
             return kind
     if isinstance(model, Detector):
         return DETECTOR
+    if isinstance(model, Segmenter):
+        return SEGMENTER
     return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
 
 
 def classes_of(model: PretrainedEncoder) -> Classes | None:
-    """What a classifier tells apart; None of another model."""
+    """What a classifier or a segmenter tells apart; None of another model."""
+    if isinstance(model, Segmenter):
+        return Classes(count=model.num_classes, names=model.class_names, head=model.described)
     if not isinstance(model, Classifier):
         return None
     feature = model.feature if isinstance(model, LinearProbe) else ""

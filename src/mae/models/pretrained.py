@@ -26,6 +26,9 @@ class PretrainedEncoder(nn.Module):
             hand.
     """
 
+    undecayed = frozenset({"encoder.cls_token", "encoder.pos_embed.table"})
+    """Names of the parameters of two dimensions or more that weight decay leaves alone."""
+
     def __init__(self, *, encoder: nn.Module, config: "MethodConfig | None" = None) -> None:
         super().__init__()
         self.encoder: Any = encoder
@@ -61,6 +64,20 @@ class PretrainedEncoder(nn.Module):
         mean, std = statistics_of(wanted)
         crops = torch.stack([crop_image(image, wanted) for image in given_images(images, wanted)])
         return ((crops - mean) / std).to(next(self.parameters()))
+
+    @property
+    def num_layers(self) -> int:
+        """The layer of the head: blocks plus one."""
+        return len(self.encoder.blocks) + 1
+
+    def layer_of(self, name: str) -> int:
+        """The layer of a parameter for layer-wise decay of the rate.
+
+        0 for patches, positions and class tokens, `k + 1` for block `k`, `num_layers` for the norm and the head.
+        """
+        if name.startswith("encoder.blocks."):
+            return int(name.split(".")[2]) + 1
+        return 0 if name.startswith("encoder.") and not name.startswith("encoder.norm.") else self.num_layers
 
     def num_parameters(self, *, only_trainable: bool = False) -> int:
         """How many values the weights have.
