@@ -1,4 +1,4 @@
-"""`mae doctor SOURCE` or `mae doctor RUN`."""
+"""`mae doctor SOURCE`, `mae doctor RUN` or `mae doctor labels FOLDER`."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from mae.cli import doctor_labels
 from mae.cli.early import check_images
 from mae.cli.run_options import RunFlags
 from mae.config import RunConfig
@@ -15,6 +16,8 @@ from mae.errors import UsageError
 
 def run(args: list[str]) -> int:
     """Check, and print one line a check; the exit code is 1 where the run would be worthless."""
+    if args[:1] == ["labels"]:
+        return doctor_labels.run(args[1:])
     config, given, as_json = parse(args)
 
     is_run = (Path(config.source) / "config.json").is_file()
@@ -57,6 +60,8 @@ def parse(args: list[str]) -> tuple[RunConfig, set[str], bool]:
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ) -> tuple[object, bool]:
         """Check a run before it begins, or as it stands: images, model, masks, loss, rate, memory; nothing is written.
+
+        For labels of images: mae doctor labels FOLDER.
 
         Args:
             run: the run, given as to 'mae pretrain'; or the folder of a run.

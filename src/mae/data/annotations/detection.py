@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int64
 
-from mae.data.annotations import voc
+from mae.data.annotations import coco, voc, yolo
 from mae.data.annotations.objects import Objects, RunLengths
 from mae.data.annotations.parts import HELD_OUT, held_out, without_images
 from mae.data.annotations.written import Written
@@ -17,7 +17,10 @@ from mae.data.items import pixel_digest
 from mae.data.sources.folder import FileSource, count_of
 from mae.errors import MAEError, UsageError
 
-_LAYOUTS = "expected Annotations/*.xml beside JPEGImages/ (Pascal VOC)"
+LAYOUTS = (
+    "expected Annotations/*.xml beside JPEGImages/ (Pascal VOC), labels/*.txt beside images/ with a YAML file of names "
+    "(YOLO), or annotations/instances_train*.json or train/_annotations.coco.json (COCO)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,6 +120,8 @@ def open_detection(spec: str | Path) -> DetectionData:
         MAEError: labels that cannot be read, or of a class without a name.
     """
     data = read_detection(spec)
+    if data is None:
+        raise UsageError(f"{spec} holds no labels of a known kind; {LAYOUTS}")
     for split in (data.train, data.test):
         for index, objects in enumerate(split.written):
             if (objects.classes < 0).any():
@@ -127,24 +132,28 @@ def open_detection(spec: str | Path) -> DetectionData:
     return data
 
 
-def read_detection(spec: str | Path) -> DetectionData:
-    """`open_detection` of labels that may hold classes without a name, which are -1.
+def read_detection(spec: str | Path) -> DetectionData | None:
+    """`open_detection` of labels that may hold classes without a name, which are -1; None: the folder has none.
 
     Raises:
-        UsageError: no such layout, no image with labels, or no classes.
+        UsageError: no such folder, or no image with labels.
         MAEError: labels that cannot be read.
     """
     root, name = Path(spec), str(spec)
     if not root.is_dir():
-        raise UsageError(f"{name} is no folder; labelled images are read from folders: {_LAYOUTS}")
-    written = voc.read(root, name=name)
-    if written is None:
-        raise UsageError(f"{name} holds no labels of a known kind; {_LAYOUTS}")
-    return _data(written, name)
+        raise UsageError(f"{name} is no folder; labelled images are read from folders: {LAYOUTS}")
+    readers = (voc.read, yolo.read, coco.read)
+    written = next((found for read in readers if (found := read(root, name=name)) is not None), None)
+    return None if written is None else _data(written, name)
 
 
 def _data(written: Written, name: str) -> DetectionData:
-    has_masks = all(objects.outlines is not None for part in written.parts.values() for objects in part.objects)
+    drawn = [objects for part in written.parts.values() for objects in part.objects if len(objects)]
+    boxes_alone = sum(objects.outlines is None for objects in drawn)
+    has_masks = boxes_alone == 0
+    if 0 < boxes_alone < len(drawn):
+        remark = f"outlines are not used: {count_of(boxes_alone, 'image')} with boxes alone"
+        written = replace(written, remarks=(*written.remarks, remark))
     splits = {
         part: DetectionSplit(
             source=found.source,

@@ -98,7 +98,8 @@ class Objects:
     def masks(self, height: int, width: int) -> Bool[np.ndarray, "n H W"]:
         """Which pixels of the image are inside of each object.
 
-        A pixel is inside where its middle is; parts that overlap are one. pycocotools differs at edges, by a pixel.
+        A pixel is inside where its middle is; parts that overlap are one. pycocotools differs in some pixels
+        at edges.
 
         Raises:
             MAEError: there are boxes alone, a mask of another size, or too many pixels to draw.

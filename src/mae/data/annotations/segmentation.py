@@ -103,6 +103,15 @@ class SegmentationData:
         return replace(self, test=test, note=f"{self.note}; {len(numbers):,} test images left out: trained on")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Paired:
+    """Images, the mask of each, and how many images without one were left out."""
+
+    images: FileSource
+    masks: tuple[Path, ...]
+    left: int
+
+
 def read_mask(path: Path) -> np.ndarray:
     """The values in a mask's file; see `decode_mask`.
 
@@ -128,21 +137,31 @@ def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> Segm
         UsageError: no such layout, no image with a mask, or classes that are not known.
         MAEError: a mask that cannot be read.
     """
+    name = str(spec)
+    paired, listed = find_masks(spec)
+    coloured, found = _values(paired["train"].masks, whole=listed is None)
+    classes = pixel_classes(listed, found, coloured=coloured, ignore=ignore, name=name)
+    splits = {
+        part: SegmentationSplit(source=pairs.images, masks=pairs.masks, classes=classes)
+        for part, pairs in paired.items()
+    }
+    if "test" not in splits:
+        splits = held_out(splits["train"], name=name, what="a mask")
+    return SegmentationData(**splits, note=_note(splits, classes, [pairs.left for pairs in paired.values()], paired))
+
+
+def find_masks(spec: str | Path) -> tuple[dict[str, Paired], dict[str, int | None] | None]:
+    """The images with masks of each part, no mask read; and what `read_classes` gives, None without `classes.txt`.
+
+    Raises:
+        UsageError: no such layout, or no image with a mask.
+    """
     root, name = Path(spec), str(spec)
     if not root.is_dir():
         raise UsageError(f"{name} is no folder; images with masks are read from folders: {_LAYOUTS}")
     parts = _parts(root, name)
-    paired = {part: _paired(*folders, name=name) for part, folders in parts.items()}
     listed = read_classes(path) if (path := _classes_file(root, parts.values())) is not None else None
-    coloured, found = _values(paired["train"][1], whole=listed is None)
-    classes = pixel_classes(listed, found, coloured=coloured, ignore=ignore, name=name)
-    splits = {
-        part: SegmentationSplit(source=images, masks=masks, classes=classes)
-        for part, (images, masks, _) in paired.items()
-    }
-    if "test" not in splits:
-        splits = held_out(splits["train"], name=name, what="a mask")
-    return SegmentationData(**splits, note=_note(splits, classes, [left for _, _, left in paired.values()], parts))
+    return {part: _paired(*folders, name=name) for part, folders in parts.items()}, listed
 
 
 def _note(
@@ -185,8 +204,8 @@ def _parts(root: Path, name: str) -> dict[str, tuple[Path, Path]]:
     return parts
 
 
-def _paired(folder: Path, masks: Path, *, name: str) -> tuple[FileSource, tuple[Path, ...], int]:
-    """The images that have a mask, their masks, and how many images have none."""
+def _paired(folder: Path, masks: Path, *, name: str) -> Paired:
+    """The images that have a mask."""
     images = open_folder(folder, name=str(folder))
     by_stem: dict[str, str] = {}
     for path, _, _ in walk(masks):
@@ -205,7 +224,8 @@ def _paired(folder: Path, masks: Path, *, name: str) -> tuple[FileSource, tuple[
             "as images/1.jpg and masks/1.png or masks/1_mask.png"
         )
     kept = images if len(rows) == len(stems) else images.take(rows, f"{len(rows):,} images with a mask")
-    return kept, tuple(masks / path for path in found if path is not None), len(stems) - len(rows)
+    of_kept = tuple(masks / path for path in found if path is not None)
+    return Paired(images=kept, masks=of_kept, left=len(stems) - len(rows))
 
 
 def _stem(path: str) -> str:

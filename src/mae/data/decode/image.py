@@ -113,6 +113,15 @@ def probe(data: bytes, *, name: str, bands: int | None = None) -> ImageInfo:
     return _guarded(partial(_probe, bands=bands), data, name)
 
 
+def orientation(data: bytes, *, name: str) -> int:
+    """How the EXIF data of an image say to turn it: 1 as it is, 2 to 4 mirrored or upside down, 5 to 8 on its side.
+
+    Raises:
+        UnreadableImage: another format, a size over the limits, or a broken header.
+    """
+    return _guarded(_orientation_of, data, name)
+
+
 def conform(image: np.ndarray, *, channels: int, dtype: np.dtype, name: str) -> np.ndarray:
     """An image `[H, W, C]` converted to its data set's channels and type, `[H, W, channels]`.
 
@@ -297,6 +306,13 @@ def _info(image: ImageFile, bands: int | None) -> ImageInfo:
 
 def _keeps_alpha(image: ImageFile, bands: int | None) -> bool:
     return image.has_transparency_data and bands == (2 if image.mode in _GREY else 4)
+
+
+def _orientation_of(data: bytes, name: str) -> int:
+    if recognise(data[:HEADER_BYTES], name=name) not in ("JPEG", "PNG", "WebP"):
+        return 1
+    with _opened(data, name=name, bands=None) as image:
+        return _orientation(image)
 
 
 def _orientation(image: ImageFile) -> int:

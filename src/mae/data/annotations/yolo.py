@@ -1,0 +1,171 @@
+"""YOLO's labels: a text file for each image, a line an object, in shares of the image's sides."""
+
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from mae.data.annotations.objects import Objects, objects_of
+from mae.data.annotations.parts import PARTS, below, first
+from mae.data.annotations.plain_yaml import Value, read_plain_yaml
+from mae.data.annotations.written import Written, WrittenPart, check_any, check_inside, read_text
+from mae.data.sources.folder import count_of, is_image, open_files, walk
+from mae.errors import MAEError, UsageError
+
+_MOST_BYTES = 16 << 20
+_MOST_SHARE = 1e4
+"""Beyond any mistake that takes pixels for shares."""
+_MOST_CLASSES = 10_000
+_LISTED = ("classes.txt", "labels/classes.txt")
+
+
+def read(root: Path, *, name: str) -> Written | None:
+    """The labels of a folder with `labels/` beside `images/`, told by the YAML file of the data or not; None: no such.
+
+    A line is a class from 0, then the middle, width and height of a box, or the x and y of each corner of a polygon,
+    whose box is around its corners. An image without a file, or with an empty one, shows no objects.
+
+    Raises:
+        UsageError: images that are not where the YAML file says, or none with labels.
+        MAEError: a line that is none of these.
+    """
+    told = _told(root)
+    images = _images(root, told, name)
+    names = None if told is None else _names(told["names"], name)
+    labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}
+    if not any(path.is_file() for paths in labels.values() for path in paths):
+        if told is None:
+            return None
+        raise UsageError(f"{name}: no image has labels; expected labels/1.txt for images/1.jpg")
+    listed = next((root / path for path in _LISTED if (root / path).is_file()), None)
+    if names is None and listed is not None:
+        names = read_text(listed, max_bytes=_MOST_BYTES).split("\n")
+        names = [label.strip() for label in names if label.strip()]
+    parts, without = {}, 0
+    for part, paths in images.items():
+        source, rows = open_files(root, paths)
+        files = [labels[part][row] for row in rows]
+        without += sum(not path.is_file() for path in files)
+        parts[part] = WrittenPart(
+            source=check_any(source, part=part, name=name),
+            objects=[_objects(path, None if names is None else len(names)) for path in files],
+            sizes=np.zeros((len(rows), 2), dtype=np.int64),
+        )
+    if names is None:
+        most = max((int(each.classes.max(initial=-1)) for part in parts.values() for each in part.objects), default=-1)
+        names = [f"class {number}" for number in range(most + 1)]
+    remarks = (f"{count_of(without, 'image')} without a file of labels",) if without else ()
+    return Written(kind="YOLO", parts=parts, class_names=tuple(names), normalised=True, remarks=remarks)
+
+
+def _told(root: Path) -> dict[str, Value] | None:
+    """The keys of the YAML file that names the classes."""
+    for path in sorted(path for path in root.iterdir() if path.suffix.lower() in (".yaml", ".yml")):
+        keys = read_plain_yaml(read_text(path, max_bytes=1 << 20))
+        if "names" in keys:
+            return keys
+    return None
+
+
+def _names(value: Value, name: str) -> list[str]:
+    if isinstance(value, dict) and set(value) == {str(number) for number in range(len(value))}:
+        value = [value[str(number)] for number in range(len(value))]
+    if not isinstance(value, list) or not value or "" in value:
+        raise UsageError(
+            f"{name}: the YAML file's names are {value!r:.200}; expected a list, or a mapping from 0, 1, …"
+        )
+    return value
+
+
+def _images(root: Path, told: dict[str, Value] | None, name: str) -> dict[str, list[str]]:
+    """The paths of the images of each part, below the folder."""
+    if told is not None:
+        places = {"train": told.get("train"), "test": told.get("val") or told.get("test")}
+        given = {part: value for part, value in places.items() if isinstance(value, str | list) and value}
+        if "train" in given:
+            return {part: _at(root, value, told.get("path"), name) for part, value in given.items()}
+    there = below(root)
+    if "images" in there:
+        inner = below(there["images"])
+        folders = {part: folder for part, names in PARTS if (folder := first(inner, names)) is not None}
+        folders = folders if "train" in folders else {"train": there["images"]}
+    else:
+        outer = {part: below(folder) for part, names in PARTS if (folder := first(there, names)) is not None}
+        folders = {part: inner["images"] for part, inner in outer.items() if "images" in inner}
+    return {part: _below(root, folder) for part, folder in folders.items()}
+
+
+def _at(root: Path, value: Value, base: Value | None, name: str) -> list[str]:
+    """The images at the places that the YAML file names.
+
+    Exports write `../train/images` for a folder beside the file, and a `path` on the machine where it was made: a place
+    is looked for in the folder itself, and `..` in front is taken off.
+    """
+    paths: list[str] = []
+    for place in [value] if isinstance(value, str) else value:
+        plain = PurePosixPath(place.replace("\\", "/"))
+        parts = [part for part in plain.parts if part not in ("..", "/")]
+        below_base = [PurePosixPath(base).name, *parts] if isinstance(base, str) else parts
+        found = next((root.joinpath(*each) for each in (parts, below_base) if root.joinpath(*each).exists()), None)
+        if found is None or not parts:
+            raise UsageError(
+                f"{name}: the YAML file names {place:.200}, which is not in the folder; write its path there"
+            )
+        if found.is_dir():
+            paths += _below(root, found)
+        else:
+            lines = read_text(found, max_bytes=_MOST_BYTES).splitlines()
+            paths += [check_inside(line.strip(), name=str(found)) for line in lines if line.strip()]
+    return paths
+
+
+def _below(root: Path, folder: Path) -> list[str]:
+    return sorted((folder / path).relative_to(root).as_posix() for path, _, _ in walk(folder) if is_image(path))
+
+
+def _labels_of(image: str) -> str:
+    """The file of an image's labels: in `labels/` instead of the last folder `images/`, else beside the image."""
+    parts = list(PurePosixPath(image).with_suffix(".txt").parts)
+    for at in reversed(range(len(parts) - 1)):
+        if parts[at].lower() == "images":
+            parts[at] = "labels"
+            break
+    return "/".join(parts)
+
+
+def _objects(path: Path, most: int | None) -> Objects:
+    """The objects in one file, of classes below `most`; others are -1."""
+    lines = read_text(path, max_bytes=_MOST_BYTES).splitlines() if path.is_file() else []
+    boxes, classes, outlines = [], [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        label, values = _parsed(line, where=f"{path}, line {number}")
+        classes.append(label if most is None or label < most else -1)
+        if len(values) == 4:
+            middle, size = values[:2], values[2:]
+            boxes.append([*(middle - size / 2), *(middle + size / 2)])
+            continue
+        corners = values.reshape(-1, 2)
+        boxes.append([*corners.min(axis=0), *corners.max(axis=0)])
+        outlines.append((corners.astype(np.float32),))
+    all_outlined = len(outlines) == len(boxes)
+    return objects_of(boxes, classes, [False] * len(boxes), outlines if all_outlined else None)
+
+
+def _parsed(line: str, *, where: str) -> tuple[int, np.ndarray]:
+    words = line.split()
+    try:
+        label, values = float(words[0]), [float(word) for word in words[1:]]
+    except ValueError:
+        label, values = -1.0, []
+    if not (label.is_integer() and 0 <= label < _MOST_CLASSES):
+        raise MAEError(
+            f"{where}: {line.strip()!r:.100}; expected the number of a class from 0, then shares of the sides"
+        )
+    if len(values) != 4 and (len(values) < 6 or len(values) % 2):
+        raise MAEError(
+            f"{where} has {len(values)} numbers after the class; expected 4 of a box or 6, 8, … of a polygon"
+        )
+    if not all(abs(value) <= _MOST_SHARE for value in values):
+        raise MAEError(f"{where}: {line.strip()!r:.100}; expected shares of the image's sides, 0 to 1")
+    return int(label), np.array(values)
