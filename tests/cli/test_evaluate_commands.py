@@ -60,6 +60,8 @@ def test_each_protocol_tells_its_options(name, capsys):
         "label_free": "--views",
         "labels": "--shares",
         "segmentation_knn": "--metrics",
+        "segmentation_linear": "--iterations",
+        "finetune_segmentation": "--beside",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown

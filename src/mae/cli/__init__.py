@@ -22,6 +22,7 @@ from mae.version import __version__
 COMMANDS = {
     "pretrain": ("mae.cli.pretrain", "train a masked autoencoder on images"),
     "evaluate": ("mae.cli.evaluate", "tell how good a model's features are"),
+    "finetune": ("mae.cli.finetune", "train a model's encoder to segment or to name classes, beside other weights"),
     "predict": ("mae.cli.predict", "name the classes of images by a trained classifier"),
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),

@@ -1,7 +1,7 @@
 """`mae evaluate PROTOCOL MODEL --data LABELLED`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,9 @@ def run(args: list[str]) -> int:
         return 0
     name, rest = args[0], args[1:]
     check_known([name], [*(protocol.name for protocol in protocols.PROTOCOLS), "all"], what="protocol")
-    return _all(rest) if name == "all" else _one(protocols.find_protocol(name), rest)
+    if name == "all":
+        return _all(rest)
+    return one_protocol(protocols.find_protocol(name), rest, command=["evaluate", name])
 
 
 def _help() -> str:
@@ -72,7 +74,22 @@ def _summary(kind: type[EvaluationProtocol]) -> str:
     return f"{kind.summary}{needs[kind.labels]}"
 
 
-def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:
+def one_protocol(
+    kind: type[EvaluationProtocol],
+    args: list[str],
+    *,
+    command: list[str],
+    prepare: Callable[[Request, EvaluationProtocol], tuple[Request, EvaluationProtocol]] | None = None,
+) -> int:
+    """Run a protocol as it is asked for.
+
+    Args:
+        kind: the protocol.
+        args: its words.
+        command: the words of `mae` before these.
+        prepare: what is done to the request before anything is opened.
+    """
+
     def evaluate(
         request: Annotated[Request, tyro.conf.arg(name="")],
         protocol: Annotated[kind, tyro.conf.arg(name="")],  # type: ignore[valid-type]
@@ -80,10 +97,12 @@ def _one(kind: type[EvaluationProtocol], args: list[str]) -> int:
         return request, protocol
 
     description = f"{kind.name}: {_summary(kind)}."
-    request, protocol = tyro.cli(evaluate, args=args, prog=f"mae evaluate {kind.name}", description=description)
+    request, protocol = tyro.cli(evaluate, args=args, prog=" ".join(["mae", *command]), description=description)
     _check(request)
     if request.gpus is not None:
-        return _in_many(request, [kind.name, *args])
+        return _in_many(request, [*command, *args])
+    if prepare is not None:
+        request, protocol = prepare(request, protocol)
     with _evaluator(request) as evaluator:
         evaluator.run(protocol)
     return 0
@@ -93,7 +112,7 @@ def _all(args: list[str]) -> int:
     request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_ALL}.")
     _check(request)
     if request.gpus is not None:
-        return _in_many(request, ["all", *args])
+        return _in_many(request, ["evaluate", "all", *args])
     with _evaluator(request) as evaluator:
         page = evaluator.run_all()
         evaluator.console.print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
@@ -105,11 +124,11 @@ def _check(request: Request) -> None:
     check_use(request.model, *sources, data_root=request.data_root)
 
 
-def _in_many(request: Request, args: list[str]) -> int:
+def _in_many(request: Request, command: list[str]) -> int:
     from mae.cli.launch import launch
 
     assert request.gpus is not None
-    return launch(request.gpus, device=request.device, command=["evaluate", *args])
+    return launch(request.gpus, device=request.device, command=command)
 
 
 @contextmanager

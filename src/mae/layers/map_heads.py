@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, relu
 
-from mae.layers.batch_norm import SharedBatchNorm2d
 from mae.layers.init import init_normal_
+from mae.layers.shared import SharedBatchNorm2d, SharedDropout2d
 
 _POOLED = (1, 2, 3, 6)
 """Rows and columns to which the pyramid pools the coarsest map."""
@@ -26,7 +26,7 @@ class LinearMapHead(nn.Module):
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout2d(_DROPOUT)
+        self.dropout = SharedDropout2d(_DROPOUT)
         self.norm = SharedBatchNorm2d(dim)
         self.classes = _to_classes(dim, num_classes)
 
@@ -63,7 +63,7 @@ class UPerNetHead(nn.Module):
         self.lateral = nn.ModuleList([_Conv(dim, channels, 1) for _ in range(_LEVELS - 1)])
         self.smooth = nn.ModuleList([_Conv(channels, channels, 3) for _ in range(_LEVELS - 1)])
         self.fuse = _Conv(_LEVELS * channels, channels, 3)
-        self.dropout = nn.Dropout2d(_DROPOUT)
+        self.dropout = SharedDropout2d(_DROPOUT)
         self.classes = _to_classes(channels, num_classes)
 
     def pyramid(self, maps: Sequence[Float[Tensor, "B D h w"]]) -> list[Float[Tensor, "B D _h _w"]]:

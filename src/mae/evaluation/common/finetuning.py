@@ -10,12 +10,12 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.evaluation.common.classified_images import LabelledBatch
+from mae.evaluation.common.supervised import Task
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.extractors.batches import computed_batches
 from mae.layers.lora import merge_lora
 from mae.modalities.images.mixup import erase, mix
 from mae.models.classifier import (
-    Classifier,
     ImageClassifier,
     build_classifier,
     train_biases,
@@ -25,6 +25,7 @@ from mae.models.classifier import (
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.inference import undisturbed
+from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import Stream, seeds
 from mae.training.optimizer import AdamW, layered_groups
 
@@ -61,15 +62,15 @@ def freeze(classifier: ImageClassifier, *, blocks: int | None, lora: int | None,
         train_biases(classifier)
 
 
-def make_optimizer(classifier: ImageClassifier, layer_decay: float, *, weight_decay: float) -> AdamW:
+def make_optimizer(model: PretrainedEncoder, layer_decay: float, *, weight_decay: float) -> AdamW:
     """AdamW whose learning rate falls from each block to the one below it by `layer_decay`."""
     groups = layered_groups(
-        classifier,
-        layer_of=classifier.layer_of,
-        num_layers=classifier.num_layers,
+        model,
+        layer_of=model.layer_of,
+        num_layers=model.num_layers,
         decay=layer_decay,
         weight_decay=weight_decay,
-        undecayed=classifier.undecayed,
+        undecayed=model.undecayed,
     )
     return AdamW(groups, lr=0.0, fused=True)
 
@@ -88,9 +89,9 @@ def prepare(batch: LabelledBatch, task: LabelledTask, *, erasing: bool, mixing: 
     return {"images": images, "target": target}
 
 
-def save(file: Path, classifier: Classifier, task: LabelledTask, *, from_scratch: bool = False) -> None:
-    """Write the classifier as a model file: LoRA is merged into the weights, and the licence goes along."""
-    plain = deepcopy(classifier)
+def save(file: Path, model: PretrainedEncoder, task: Task, *, from_scratch: bool = False) -> None:
+    """Write what was trained as a model file: LoRA is merged into the weights, and the licence goes along."""
+    plain = deepcopy(model)
     if isinstance(plain, ImageClassifier):
         merge_lora(plain)
     metadata = model_metadata(
@@ -105,7 +106,7 @@ def save(file: Path, classifier: Classifier, task: LabelledTask, *, from_scratch
     save_model(plain, file, metadata)
 
 
-def rank(task: LabelledTask, classifier: Classifier, *, top: int) -> Int64[Tensor, "m top"]:
+def rank(task: LabelledTask, classifier: ImageClassifier, *, top: int) -> Int64[Tensor, "m top"]:
     """The classes of each readable test image by falling score, at most as many as there are."""
     top = min(top, task.num_classes)
     batches = computed_batches(

@@ -36,9 +36,6 @@ from mae.training.schedule import WarmupCosine, WarmupLinear
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 from mae.training.trackers.tensorboard import TensorBoard
 
-_EVALUATIONS = 10
-"""How often the test part is evaluated during training; the last time gives the result."""
-
 
 class TrainingBatches(ABC):
     """What a training is fed with, see `ClassifiedImages`."""
@@ -77,6 +74,7 @@ class SupervisedPlan:
         precision: of the forward pass: `fp32`, `bf16` or `fp16`.
         identity: all else that decides the training, as JSON values.
         schedule: how the rate falls behind the warm-up: as a `cosine`, or `linear`.
+        evaluations: how often the test part is evaluated during training; the last time gives the result.
     """
 
     name: str
@@ -89,6 +87,7 @@ class SupervisedPlan:
     precision: str
     identity: Mapping[str, Any]
     schedule: Literal["cosine", "linear"] = "cosine"
+    evaluations: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,7 @@ def train_with_labels(
         trainer = _trainer(folder, task, plan, module, optimizer, batches)
         _resume(trainer, folder, task)
         total_steps = trainer.settings.total_steps
-        every = max(batches.steps_per_epoch, total_steps // _EVALUATIONS, 1)
+        every = max(batches.steps_per_epoch, total_steps // plan.evaluations, 1)
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
         if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
             text = f"stopped and saved in {folder}; resumes when you rerun the same command"

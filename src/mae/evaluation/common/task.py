@@ -180,6 +180,12 @@ class SegmentationTask(_TwoPartTask):
 
     data: SegmentationData
 
+    def with_model(self, extractor: Extractor, *, seed: int | None = None) -> "SegmentationTask":
+        """The task of another model on the same images, which are not opened again where they are read alike."""
+        other = replace(self, extractor=extractor, seed=self.seed if seed is None else seed, store=self._store)
+        other.__dict__["_opened"] = self._opened
+        return other
+
     @cached_property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the model's patches; those of a function are taken for square.

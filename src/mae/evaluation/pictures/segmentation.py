@@ -1,16 +1,20 @@
 """Test images with their masks and what is predicted of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from mae.data.annotations.pixel_classes import IGNORED
 from mae.data.dataset.images import ImageSet
+from mae.evaluation.common.segmentation_training import small_maps, small_masks
+from mae.evaluation.common.task import SegmentationTask
 from mae.evaluation.extractors.batches import normalised_batches
 from mae.models.preprocess import Preprocessing
+from mae.models.sliding import Logits
 from mae.report.figures.sheet import Column, write_sheet
 from mae.report.figures.tones import choose_tones, colour_table, rgb_channels
 
@@ -21,11 +25,11 @@ _IGNORED_COLOUR = (1.0, 1.0, 1.0)
 def draw_segmentation(
     images: ImageSet,
     wanted: Preprocessing,
-    truth: UInt8[Tensor, "m H W"],
-    predicted: Mapping[str, UInt8[Tensor, "m H W"]],
+    rows: Int64[Tensor, " s"],
+    truth: UInt8[Tensor, "s H W"],
+    predicted: Mapping[str, UInt8[Tensor, "s H W"]],
     *,
     class_names: tuple[str, ...],
-    count: int,
     title: str,
     path: Path,
 ) -> None:
@@ -34,23 +38,22 @@ def draw_segmentation(
     Args:
         images: the test images.
         wanted: how they are resized and normalised.
-        truth: the masks of all test images.
-        predicted: the maps of all test images, by model.
+        rows: which of the readable ones are shown.
+        truth: the masks of these.
+        predicted: the maps of these, by model.
         class_names: the classes, in the order of their numbers.
-        count: images to show, spread over all of them.
         title: printed above.
         path: the PNG.
 
     Raises:
         MAEError: an image cannot be read, or the file not be written.
     """
-    rows = torch.linspace(0, len(truth) - 1, min(count, len(truth))).round().long()
     batches = normalised_batches(images, wanted, device=torch.device("cpu"), numbers=images.readable[rows])
     crops = torch.cat(list(batches))
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(images.channel_names))
     colours = class_colours(len(class_names))
-    shares = {who: (maps == truth)[rows].flatten(1) for who, maps in predicted.items()}
-    counted = (truth[rows] != IGNORED).flatten(1)
+    shares = {who: (maps == truth).flatten(1) for who, maps in predicted.items()}
+    counted = (truth != IGNORED).flatten(1)
     notes = {
         who: [
             [f"{float((right & some).sum() / some.sum().clamp(min=1)):.0%} of pixels right"]
@@ -61,15 +64,57 @@ def draw_segmentation(
     names = [[images.item_name(number)] for number in images.readable[rows].tolist()]
     columns = [
         Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=names),
-        Column(name="mask", caption="as labelled; white: does not count", pictures=colours[truth[rows].long()]),
+        Column(name="mask", caption="as labelled; white: does not count", pictures=colours[truth.long()]),
         *(
-            Column(name=who, caption="predicted", pictures=colours[maps[rows].long()], notes=notes[who])
+            Column(name=who, caption="predicted", pictures=colours[maps.long()], notes=notes[who])
             for who, maps in predicted.items()
         ),
     ]
-    caption = [" ".join([f"{len(rows)} of {len(truth):,} test images.", *tones.notes])]
+    caption = [" ".join([f"{len(rows)} of {len(images.readable):,} test images.", *tones.notes])]
     legend = dict(zip(class_names, colours, strict=False))
     write_sheet(columns, title=title, caption=caption, legend=legend, path=path)
+
+
+def spread(total: int, count: int) -> Int64[Tensor, " s"]:
+    """At most so many rows, evenly spread over all of them."""
+    return torch.linspace(0, total - 1, min(count, total)).round().long()
+
+
+class DrawnMaps:
+    """Some test images, their masks and what models make of them, for a picture.
+
+    Args:
+        task: whose images.
+        count: how many.
+        title: of the picture.
+    """
+
+    def __init__(self, task: SegmentationTask, count: int, *, title: str) -> None:
+        self._task, self._title = task, title
+        self._rows = spread(len(task.images("test").readable), count)
+        self._maps: dict[str, Tensor] = {}
+
+    def add(self, who: str, task: SegmentationTask, logits: Logits) -> None:
+        """Keep what a model makes of them. Every process must call this."""
+        if len(self._rows):
+            self._maps[who] = small_maps(task, logits, self._rows, self._task.extractor.preprocessing.img_size)
+
+    def pictures(self) -> Mapping[str, Callable[..., None]]:
+        """What draws them, by what it shows."""
+        if not len(self._rows):
+            return {}
+        task = self._task
+        draw = partial(
+            draw_segmentation,
+            task.images("test"),
+            task.extractor.preprocessing,
+            self._rows,
+            small_masks(task, self._rows, task.extractor.preprocessing.img_size),
+            self._maps,
+            class_names=task.class_names,
+            title=self._title,
+        )
+        return {"pictures": draw}
 
 
 def class_colours(num_classes: int) -> Float[Tensor, "256 3"]:

@@ -3,6 +3,7 @@
 from mae.evaluation.protocol import EvaluationProtocol
 from mae.evaluation.protocols.attentive_probe import AttentiveProbe
 from mae.evaluation.protocols.finetune import Finetune
+from mae.evaluation.protocols.finetune_segmentation import FinetuneSegmentation
 from mae.evaluation.protocols.knn import Knn
 from mae.evaluation.protocols.label_free import LabelFree
 from mae.evaluation.protocols.labels import Labels
@@ -10,6 +11,7 @@ from mae.evaluation.protocols.linear_probe import LinearProbe
 from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.protocols.reconstruction import Reconstruction
 from mae.evaluation.protocols.segmentation_knn import SegmentationKnn
+from mae.evaluation.protocols.segmentation_linear import SegmentationLinear
 from mae.records import check_known
 
 PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
@@ -22,6 +24,8 @@ PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
     Labels,
     Reconstruction,
     SegmentationKnn,
+    SegmentationLinear,
+    FinetuneSegmentation,
 )
 """In the order of help and of `mae evaluate all`."""
 

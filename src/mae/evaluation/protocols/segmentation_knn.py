@@ -55,7 +55,7 @@ class SegmentationKnn(SegmentationProtocol):
         from mae.evaluation.common.dense import confusions, dense_scores
         from mae.evaluation.common.dense_baselines import dense_baselines
         from mae.evaluation.common.verdict import compare_maps
-        from mae.evaluation.pictures.segmentation import draw_segmentation
+        from mae.evaluation.pictures.segmentation import draw_segmentation, spread
 
         others = dense_baselines(task.extractor, task.grid) if self.baselines else []
         truth = task.maps("test")
@@ -76,14 +76,15 @@ class SegmentationKnn(SegmentationProtocol):
                 rows.append((f"{who}, {_NAMES[head]}", *shares, ", ".join(map(str, chosen.values()))))
                 if head == "knn":
                     matrices[who], drawn[who] = matrix, predicted
+        some = spread(len(truth), self.pictures)
         shown = partial(
             draw_segmentation,
             task.images("test"),  # asked here: all processes ask together, and only the main one draws
             task.extractor.preprocessing,
-            truth,
-            drawn,
+            some,
+            truth[some],
+            {who: maps[some] for who, maps in drawn.items()},
             class_names=task.class_names,
-            count=self.pictures,
             title=self.title,
         )
         return ProtocolResult(

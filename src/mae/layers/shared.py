@@ -1,6 +1,7 @@
-"""Batch normalisation over all processes that train together, on any device."""
+"""Layers that act on the whole micro-batch, however it is dealt out among processes, on any device."""
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
@@ -33,3 +34,27 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
                     self.num_batches_tracked.add_(1)
             scale = self.weight * (variance + self.eps).rsqrt()
             return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
+class SharedDropout2d(nn.Module):
+    """`nn.Dropout2d` that drops the same channels of an image however many processes share the micro-batch.
+
+    Their generators must stand alike, and each must have as many images.
+
+    Args:
+        p: share of the channels that is dropped.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Maps with whole channels at 0, the others made as much larger; in evaluation as they are."""
+        if not self.training:
+            return x
+        processes = num_together()
+        rank = dist.get_rank() if processes > 1 else 0
+        drawn = torch.rand(processes * len(x), x.shape[1], 1, 1, device=x.device)
+        kept = drawn[rank * len(x) : (rank + 1) * len(x)] >= self.p
+        return x * kept / (1 - self.p)

@@ -1,0 +1,234 @@
+"""The parts of training on masks: crops of images and masks, the frozen model under a head, maps of the test images."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from mae.data.annotations.pixel_classes import IGNORED
+from mae.data.annotations.segmentation import SegmentationSplit
+from mae.data.loading.annotated import Sample
+from mae.data.loading.loader import normalise
+from mae.errors import UsageError
+from mae.evaluation.common.annotated_images import AnnotatedImages
+from mae.evaluation.common.dense import confusions, grid_of, resized_map
+from mae.evaluation.common.supervised import largest_batch
+from mae.evaluation.common.task import SegmentationTask
+from mae.evaluation.extractors.extractor import PATCHES, Extractor
+from mae.layers.map_heads import LinearMapHead
+from mae.models.preprocess import Preprocessing
+from mae.models.segmenter import SegmenterOutput, told
+from mae.models.sliding import Logits, covering, map_of_classes
+
+SEGMENTER_FILE = "segmenter.safetensors"
+"""The trained segmenter, in the folder of its training."""
+
+_USUAL_BATCH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledCrop:
+    """Image and mask resized at random, cut to the model's size, mirrored by a fair coin.
+
+    Attributes:
+        size: height and width of the crops.
+        mean: of each channel, in the image's unit: what surrounds a smaller image; nothing counts there.
+        scales: bounds of the random size, in those at which the image just covers a crop.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    scales: tuple[float, float] = (0.5, 2.0)
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The changed sample; see `Transform`."""
+        image, mask = sample["image"], sample["mask"]
+        low, high = self.scales
+        scale = low + (high - low) * torch.rand(()).item()
+        size = list(covering((image.shape[-2], image.shape[-1]), self.size, scale=scale))
+        exact = v2.InterpolationMode.NEAREST_EXACT  # a mask's own resizing would move it by half a pixel
+        labels = v2.functional.resize(mask.as_subclass(Tensor)[None], size, interpolation=exact)[0]
+        changed = {
+            "image": v2.functional.resize(image, size, antialias=True),
+            "mask": tv_tensors.Mask(labels),
+        }
+        unit = 255 if image.dtype == torch.uint8 else 1
+        fill = {tv_tensors.Image: [unit * value for value in self.mean], tv_tensors.Mask: IGNORED}
+        cut = v2.RandomCrop(self.size, pad_if_needed=True, fill=fill)
+        return v2.RandomHorizontalFlip()(cut(changed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Masks:
+    """The mask of an image; not a function of a task, so that processes of any kind can be given it."""
+
+    split: SegmentationSplit
+
+    def __call__(self, number: int) -> Mapping[str, Any]:
+        return {"mask": tv_tensors.Mask(torch.from_numpy(self.split.labels(number)))}
+
+
+def masked_images(
+    task: SegmentationTask, *, batch_size: int, accumulate: int, numbers: Int64[Tensor, " n"]
+) -> AnnotatedImages:
+    """Random crops of some training images and their masks, as a segmenter takes them."""
+    wanted = task.extractor.preprocessing
+    crop = ScaledCrop(size=wanted.img_size, mean=wanted.mean)
+    mean, std = (torch.tensor(values, device=task.device) for values in (wanted.mean, wanted.std))
+
+    def prepare(samples: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        images = samples["image"].to(task.device, non_blocking=True)
+        return {"images": normalise(images, mean, std), "target": samples["mask"].to(task.device).long()}
+
+    return AnnotatedImages(
+        task=task,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        annotate=_Masks(split=task.data.train),
+        transform=crop,
+        described={**asdict(crop), "images": hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:16]},
+        stacked=True,
+        prepare=prepare,
+        numbers=numbers,
+    )
+
+
+def batch_of(given: int | None, accumulate: int, images: int) -> int:
+    """The given batch size, or 16; all images where there are fewer.
+
+    Raises:
+        UsageError: it is larger than their number, or leaves a micro-batch of one image.
+    """
+    batch = largest_batch(given, _USUAL_BATCH, images=images, steps_per_epoch=1)
+    if batch // accumulate < 2:
+        raise UsageError(
+            f"a batch of {batch} in {accumulate} micro-batch(es) leaves a micro-batch of one image, of which no norm "
+            "can be taken; give a larger --batch-size, or more images"
+        )
+    return batch
+
+
+def grid_of_patches(extractor: Extractor, device: torch.device) -> tuple[int, int]:
+    """Rows and columns of a model's patches; those of a function are taken for square.
+
+    Raises:
+        UsageError: it gives no patch tokens, or none that cover the image.
+    """
+    if extractor.model is not None and extractor.model.config is not None:
+        rows, columns = extractor.model.config.layout.grid
+        return rows, columns
+    patches = extractor.named(_blank(extractor, device)).get(PATCHES)
+    if patches is None:
+        raise UsageError(f"{extractor.name} gives no patch tokens; expected a model that does, called 'patches'")
+    return grid_of(patches.shape[1], extractor.preprocessing.img_size)
+
+
+def _blank(extractor: Extractor, device: torch.device) -> Float[Tensor, "1 C H W"]:
+    wanted = extractor.preprocessing
+    return torch.zeros(1, wanted.in_chans, *wanted.img_size, device=device)
+
+
+class FrozenSegmenter(nn.Module):
+    """DINOv3's linear head on the maps of a model that never changes; its weights are those of the head.
+
+    Args:
+        extractor: the model.
+        grid: rows and columns of its patches, see `grid_of_patches`.
+        layers: last blocks whose maps it is given, the last one behind the final norm.
+        num_classes: classes to tell apart.
+        device: where it computes.
+
+    Raises:
+        UsageError: nobody says what leaves the model's blocks, or there are fewer of them.
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        *,
+        grid: tuple[int, int],
+        layers: int,
+        num_classes: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        if layers > 1 and (extractor.blocks is None or extractor.blocks.depth < layers):
+            raise UsageError(f"{extractor.name} does not give the maps of {layers} blocks; expected --layers 1")
+        self._extractor, self._grid, self._layers = extractor, grid, layers
+        width = sum(found.shape[1] for found in self._maps(_blank(extractor, device)))
+        self.head = LinearMapHead(width, num_classes).to(device)
+
+    @torch.no_grad()
+    def _maps(self, images: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B D h w"]]:
+        if self._layers == 1:
+            patches = self._extractor.named(images)[PATCHES]
+            return [patches.float().mT.unflatten(2, self._grid)]
+        assert self._extractor.blocks is not None
+        depth = self._extractor.blocks.depth
+        return [found.float() for found in self._extractor.blocks.maps(images, range(depth - self._layers, depth))]
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"], target: Int64[Tensor, "B H W"] | None = None
+    ) -> Float[Tensor, "B K H W"] | SegmenterOutput:
+        """See `Segmenter`."""
+        return told(self.head(self._maps(images)), images, target)
+
+
+def confusions_of(task: SegmentationTask, logits: Logits) -> Int64[Tensor, "m K K"]:
+    """Of each readable test image how many pixels of each true class (row) a model gives each class (column).
+
+    Pixels are those of the images in their own size. Every process must ask.
+
+    Raises:
+        MAEError: an image or a mask cannot be read.
+    """
+
+    def of(number: int) -> Mapping[str, Tensor]:
+        truth = torch.from_numpy(task.data.test.labels(number)).unsqueeze(0)
+        found = _map_of(task, number, logits).unsqueeze(0)
+        return {"matrix": confusions(found, truth, num_classes=task.num_classes)[0]}
+
+    numbers = task.images("test").readable.tolist()
+    return torch.stack([found["matrix"] for found in task.world.in_turns(numbers, of)])
+
+
+def small_maps(
+    task: SegmentationTask, logits: Logits, rows: Int64[Tensor, " s"], size: tuple[int, int]
+) -> UInt8[Tensor, "s h w"]:
+    """A model's maps of some readable test images in a size, for pictures. Every process must ask."""
+    numbers = task.images("test").readable[rows].tolist()
+    found = task.world.in_turns(numbers, lambda number: {"map": _map_of(task, number, logits)})
+    return torch.stack([resized_map(each["map"].numpy(), size) for each in found])
+
+
+def small_masks(task: SegmentationTask, rows: Int64[Tensor, " s"], size: tuple[int, int]) -> UInt8[Tensor, "s h w"]:
+    """The masks of some readable test images in a size."""
+    numbers = task.images("test").readable[rows].tolist()
+    return torch.stack([resized_map(task.data.test.labels(number), size) for number in numbers])
+
+
+def _map_of(task: SegmentationTask, number: int, logits: Logits) -> UInt8[Tensor, "h w"]:
+    wanted: Preprocessing = task.extractor.preprocessing
+    return map_of_classes(task.images("test").get(number), wanted, logits, device=task.device)
+
+
+def commonest_class(task: SegmentationTask, numbers: Int64[Tensor, " n"]) -> int:
+    """The class of most pixels of some training images."""
+    counts = np.zeros(IGNORED + 1, dtype=np.int64)
+    for number in numbers.tolist():
+        counts += np.bincount(task.data.train.labels(number).ravel(), minlength=IGNORED + 1)
+    return int(counts[:IGNORED].argmax())
+
+
+def of_one_class(matrices: Int64[Tensor, "m K K"], label: int) -> Int64[Tensor, "m K K"]:
+    """The confusions of a map of one class, from those of any other maps of the same images."""
+    found = torch.zeros_like(matrices)
+    found[:, :, label] = matrices.sum(dim=2)
+    return found
