@@ -12,6 +12,7 @@ import pytest
 import torch
 from answers_here import answer_here
 from drawn_masks import drawn_masks
+from drawn_objects import drawn_objects
 from foreign import lightly, official
 from jobs_here import run_jobs_here
 from light import little_measuring
@@ -57,6 +58,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8).repeat(12, axis=0).repeat(12, axis=1)
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
     drawn_masks(tmp_path / "masks")
+    drawn_objects(tmp_path / "objects", train=4, test=2)
     monkeypatch.chdir(tmp_path)
     little_measuring(monkeypatch)
     run_jobs_here(monkeypatch)
@@ -98,6 +100,8 @@ def shortened(args: list[str]) -> list[str]:
     places = {"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}
     if "CLASSIFIER" in args:
         places["CLASSIFIER"] = str(next(Path("runs/photos/evaluation/finetune").glob("*/classifier.safetensors")))
+    if "DETECTOR" in args:
+        places["DETECTOR"] = str(next(Path("runs/photos/evaluation").glob("finetune_detection/*/detector.safetensors")))
     args = [places.get(arg, arg) for arg in args]
     tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
     if args[0] in ("doctor", "plan") and not args[1].startswith("runs/"):

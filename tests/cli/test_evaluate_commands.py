@@ -62,6 +62,8 @@ def test_each_protocol_tells_its_options(name, capsys):
         "segmentation_knn": "--metrics",
         "segmentation_linear": "--iterations",
         "finetune_segmentation": "--beside",
+        "finetune_detection": "--scales",
+        "finetune_instances": "--scales",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown

@@ -15,7 +15,7 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from mae.errors import MAEError, UsageError
 from mae.models.build import build_pretrained_encoder
-from mae.models.detector import DetectionHead, Detector, build_detector, fitted_size, smallest_anchor
+from mae.models.detector import DetectionHead, Detector, build_detector, fitted_size, regions, smallest_anchor
 from mae.models.file import load_with_report, save
 from mae.models.fingerprint import output_fingerprint
 from mae.training.optimizer import layered_groups
@@ -102,6 +102,9 @@ def twin_of(detector: Detector) -> MaskRCNN:
         image_std=list(STD),
         rpn_anchor_generator=rpn.anchor_generator,
         rpn_head=rpn.head,
+        rpn_pre_nms_top_n_train=256,
+        rpn_post_nms_top_n_train=256,
+        box_batch_size_per_image=64,
         box_roi_pool=heads.box_roi_pool,
         box_head=heads.box_head,
         box_predictor=heads.box_predictor,
@@ -175,6 +178,7 @@ def test_scales_of_pooling_do_not_hang_on_the_first_batch() -> None:
 
 def test_the_published_anchors_and_levels() -> None:
     assert [smallest_anchor(size, 16) for size in (1024, 512, 256)] == [32, 32, 16]
+    assert [regions(size) for size in (1024, 512, 256, 32)] == [512, 512, 256, 64]
     config = tiny_config(mean=MEAN, std=STD, img_size=(64, 64), patch_size=(16, 16))
     detector = build_detector(config, DetectionHead(size=512, channels=8), class_names=NAMES, pretrained=None)
     assert detector.rpn.anchor_generator.sizes == ((32,), (64,), (128,), (256,), (512,))

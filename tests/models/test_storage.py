@@ -470,7 +470,7 @@ def test_a_changed_encoder_alone_does_not_reproduce_its_probe(tmp_path: Path) ->
     ("change", "says"),
     [
         (lambda tensors, record: record.update(kind="encoder"), "extra"),
-        (lambda tensors, record: record.update(kind="detector"), "its kind is 'detector'"),
+        (lambda tensors, record: record.update(kind="detective"), "its kind is 'detective'"),
         (lambda tensors, record: record["probe"].update(prediction=None), "does not reproduce"),
     ],
     ids=["called an encoder", "unknown kind", "probe without a prediction"],

@@ -44,7 +44,7 @@ class MapViT(nn.Module):
     def __init__(  # noqa: PLR0913 - the sizes of an architecture
         self,
         *,
-        patch_embed: nn.Module,
+        patch_embed: Any,
         grid: Grid,
         embed_dim: int,
         depth: int,
@@ -60,7 +60,7 @@ class MapViT(nn.Module):
         super().__init__()
         self.grid = grid
         self.embed_dim = embed_dim
-        self.patch_embed: Any = patch_embed
+        self.patch_embed = patch_embed
         self.pos_embed = ResampledPosEmbed(table=sincos_2d(grid, embed_dim), grid=grid)
         whole = {depth * quarter // _GLOBAL_BLOCKS - 1 for quarter in range(1, _GLOBAL_BLOCKS + 1)}
         blocks = []
@@ -80,7 +80,7 @@ class MapViT(nn.Module):
             blocks.append(block)
         self.blocks = Blocks(*blocks)
         init_linears(self.blocks)
-        nn.init.xavier_uniform_(self.patch_embed.proj.weight)
+        nn.init.xavier_uniform_(patch_embed.proj.weight)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D rows columns"]:
         """The last block's map of normalised images.

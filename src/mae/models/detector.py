@@ -31,6 +31,7 @@ _LEVELS = ("0", "1", "2", "3")
 _FINEST, _CANONICAL, _COARSEST = 2, 4, 5  # levels by the binary logarithm of their stride, where patches are 16 pixels
 _ASPECTS = (0.5, 1.0, 2.0)
 _CONVOLUTIONS = 4
+_PROPOSALS = 4  # in training, for each region that the heads learn from: 2000 for 512 in torchvision
 _MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
 
 Target = Mapping[str, Tensor]
@@ -236,6 +237,11 @@ def smallest_anchor(size: int, patch: int) -> int:
     return max(2, min(2 * patch, size // 16))
 
 
+def regions(size: int) -> int:
+    """Regions of an image that the heads learn from in a step: 512 as published, or less where images are small."""
+    return min(512, max(64, size))
+
+
 class _Nothing(nn.Module):
     """torchvision asks a backbone for its channels; our own is called before."""
 
@@ -265,6 +271,9 @@ def _torchvision_detector(head: DetectionHead, config: MethodConfig, *, num_clas
         "_skip_resize": True,
         "rpn_anchor_generator": anchors,
         "rpn_head": RPNHead(channels, len(_ASPECTS), conv_depth=2),
+        "rpn_pre_nms_top_n_train": _PROPOSALS * regions(head.size),
+        "rpn_post_nms_top_n_train": _PROPOSALS * regions(head.size),
+        "box_batch_size_per_image": regions(head.size),
         "box_roi_pool": _pooling(7, patch=patch, anchor=anchor),
         "box_head": FastRCNNConvFCHead((channels, 7, 7), [channels] * _CONVOLUTIONS, [fc], norm_layer=ChannelNorm),
         "box_predictor": FastRCNNPredictor(fc, num_classes),

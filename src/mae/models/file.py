@@ -285,6 +285,16 @@ def is_classifier(path: Path, *, pools: bool = False) -> bool:
         return False
 
 
+def is_detector(path: Path) -> bool:
+    """Whether a file of this package holds a model that finds objects; False where it cannot be read."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return _read_record(path, file.metadata() or {}).kind == DETECTOR
+    except (OSError, SafetensorError, MAEError, UsageError):
+        return False
+
+
 def load_model(path: Path, *, merged: bool = True) -> MaskedAutoencoder:
     """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
 

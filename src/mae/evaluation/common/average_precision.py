@@ -88,6 +88,21 @@ def runs_of(masks: Bool[np.ndarray, "n H W"]) -> tuple[bytes, ...]:
     return tuple(bytes(each["counts"]) for each in runs)
 
 
+def drawn_runs(runs: Sequence[bytes], size: Size) -> Bool[np.ndarray, "n H W"]:
+    """The masks of `runs_of`.
+
+    Raises:
+        UsageError: see `check_installed`.
+    """
+    check_installed()
+    from faster_coco_eval.core import mask
+
+    if not runs:
+        return np.zeros((0, *size), dtype=bool)
+    masks = mask.decode([_run_length(run, size) for run in runs])
+    return np.asarray(masks, dtype=bool).transpose(2, 0, 1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
     """The objects of some images as COCO describes them.
@@ -113,7 +128,7 @@ def ground_truth(objects: Sequence[Objects], sizes: Sequence[Size], class_names:
     check_installed()
     from faster_coco_eval.core import mask
 
-    annotations = []
+    annotations: list[Mapping[str, Any]] = []
     for image, (of, size) in enumerate(zip(objects, sizes, strict=True), start=1):
         runs = None if of.outlines is None else runs_of(of.masks(*size))
         for number, (box, label, crowd) in enumerate(zip(of.boxes, of.classes, of.crowd, strict=True)):
