@@ -13,6 +13,7 @@ import torch
 from answers_here import answer_here
 from drawn_boxes import drawn_boxes
 from drawn_masks import drawn_masks
+from drawn_objects import drawn_objects
 from foreign import lightly, official
 from jobs_here import run_jobs_here
 from light import little_measuring
@@ -59,6 +60,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
     drawn_masks(tmp_path / "masks")
     drawn_boxes(tmp_path / "boxes")
+    drawn_objects(tmp_path / "objects", train=4, test=2)
     monkeypatch.chdir(tmp_path)
     little_measuring(monkeypatch)
     run_jobs_here(monkeypatch)
@@ -100,6 +102,8 @@ def shortened(args: list[str]) -> list[str]:
     places = {"RUN": "runs/photos", "RUN/config.json": "runs/photos/config.json"}
     if "CLASSIFIER" in args:
         places["CLASSIFIER"] = str(next(Path("runs/photos/evaluation/finetune").glob("*/classifier.safetensors")))
+    if "DETECTOR" in args:
+        places["DETECTOR"] = str(next(Path("runs/photos/evaluation").glob("finetune_detection/*/detector.safetensors")))
     args = [places.get(arg, arg) for arg in args]
     tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
     if args[:2] == ["doctor", "labels"]:

@@ -63,6 +63,8 @@ def test_each_protocol_tells_its_options(name, capsys):
         "segmentation_linear": "--iterations",
         "finetune_segmentation": "--beside",
         "neighbours_patches": "--rows",
+        "finetune_detection": "--scales",
+        "finetune_instances": "--scales",
         "all": "--out",
     }
     assert option.get(name, "--epochs") in shown

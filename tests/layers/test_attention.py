@@ -50,7 +50,7 @@ def test_in_bfloat16_it_is_the_same_to_rounding(queries: int, keys: int) -> None
 def test_only_bfloat16_is_written_out_and_only_short(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.dtype] = []
 
-    def asked_pytorch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def asked_pytorch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: None) -> torch.Tensor:
         asked.append(query.dtype)
         return query
 

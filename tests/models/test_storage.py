@@ -219,7 +219,7 @@ def test_other_code_does_not_reproduce_the_probe(tmp_path: Path, monkeypatch: py
         patched.setattr(nn.LayerNorm, "forward", lambda self, x: layer_norm(x, (x.shape[-1],), self.weight, self.bias))
         with pytest.raises(MAEError, match="the norms' eps"):
             load_model(path)
-    monkeypatch.setattr("mae.layers.attention.scaled_dot_product_attention", lambda q, k, v: v + 0 * (q + k))
+    monkeypatch.setattr("mae.layers.attention.scaled_dot_product_attention", lambda q, k, v, **_: v + 0 * (q + k))
     with pytest.raises(MAEError, match="does not reproduce"):
         load_model(path)
 
@@ -470,7 +470,7 @@ def test_a_changed_encoder_alone_does_not_reproduce_its_probe(tmp_path: Path) ->
     ("change", "says"),
     [
         (lambda tensors, record: record.update(kind="encoder"), "extra"),
-        (lambda tensors, record: record.update(kind="detector"), "its kind is 'detector'"),
+        (lambda tensors, record: record.update(kind="detective"), "its kind is 'detective'"),
         (lambda tensors, record: record["probe"].update(prediction=None), "does not reproduce"),
     ],
     ids=["called an encoder", "unknown kind", "probe without a prediction"],

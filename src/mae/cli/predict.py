@@ -21,19 +21,20 @@ def run(args: list[str]) -> int:
 def predict(
     model: Annotated[str, tyro.conf.Positional],
     source: Annotated[str, tyro.conf.Positional],
-    out: Annotated[Path | None, shown("predictions.csv; of a segmenter the folder predictions", "PATH")] = None,
+    out: Annotated[Path | None, shown("predictions.csv; for pixels and objects the folder predictions", "PATH")] = None,
     sheet: Annotated[Path | None, shown("none", "FILE.png")] = None,
     top: int = 5,
     data_root: Path = Path("data"),
     device: Device = "auto",
 ) -> int:
-    """Name the classes of images, or of their pixels, by a model that 'mae evaluate' or 'mae finetune' trained.
+    """Tell the classes of images or of their pixels, or find objects, by a model that mae has trained for that.
 
     Args:
         model: its file, or the folder of a run that holds one.
         source: a folder, a list file, a .zip or the name of a known set; of one with a test part that part.
         out: a new .csv or .json: each image's name, its class, and the most probable classes with probabilities. Of a
-            segmenter a new folder: for each image a PNG of its size with numbers of classes, and classes.txt.
+            segmenter a new folder: for each image a PNG of its size with numbers of classes, and classes.txt; of a
+            detector one with a picture of each image with boxes, and COCO's json.
         sheet: draw the surest and the least sure images of each predicted class too; of a segmenter some maps.
         top: classes in a row at the most.
         data_root: where sets known by name are kept.
@@ -46,17 +47,26 @@ def predict(
     from rich.console import Console
 
     from mae.evaluation.pictures import predict as prediction
-    from mae.evaluation.pictures import predict_maps
+    from mae.evaluation.pictures import predict_maps, predicted_objects
+    from mae.models.file import is_detector
     from mae.report.terminal.console import stage
 
     console = Console()
     where = out or Path("predictions.csv")
+    folder = out or Path("predictions")
     if (file := predict_maps.find_segmenter(Path(model))) is not None:
-        folder = out or Path("predictions")
         with stage(console, f"Telling the classes of the pixels of {source}"):
             maps = predict_maps.predict_maps(file, source, out=folder, sheet=sheet, data_root=data_root, device=device)
         lines = [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {folder}"]
         _tell(console, [*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
+        return 0
+    if is_detector(Path(model)):
+        with stage(console, f"Finding objects in {source}"):
+            objects = predicted_objects.find_objects(model, source, out=folder, data_root=data_root, device=device)
+        count = sum(len(of.scores) for of in objects.values())
+        _tell(
+            console, [f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"]
+        )
         return 0
     with stage(console, f"Naming the classes of {source}"):
         found = prediction.predict(

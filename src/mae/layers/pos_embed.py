@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from mae.core.types import Grid
 from mae.errors import UsageError
@@ -84,6 +85,27 @@ class LearnedPosEmbed(nn.Module):
                 "or a model with pos_embed='sincos2d'"
             )
         return self.table
+
+
+class ResampledPosEmbed(nn.Module):
+    """A trained table that is resampled for other grids than its own, bicubically, as ViTDet does.
+
+    Args:
+        table: the positions to begin with, in raster order.
+        grid: that they are for.
+    """
+
+    def __init__(self, *, table: Float[Tensor, "N dim"], grid: Grid) -> None:
+        super().__init__()
+        self.built_for = grid
+        self.table = nn.Parameter(table.detach().clone())
+
+    def forward(self, grid: Grid) -> Float[Tensor, "N dim"]:
+        """The positions of a grid's tokens in raster order."""
+        if grid == self.built_for:
+            return self.table
+        known = self.table.T.unflatten(1, self.built_for)[None]
+        return interpolate(known, size=grid, mode="bicubic", align_corners=False)[0].flatten(1).T
 
 
 def make_pos_embed(kind: str, *, grid: Grid, dim: int) -> nn.Module:

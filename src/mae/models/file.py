@@ -31,6 +31,7 @@ from mae.models.classifier import (
     PooledProbe,
     build_classifier,
 )
+from mae.models.detector import DetectionHead, Detector, build_detector
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -53,9 +54,9 @@ _CLASSIFIERS: Mapping[str, type[Classifier]] = {
     ATTENTIVE_PROBE: AttentiveProbe,
     POOLED_PROBE: PooledProbe,
 }
-SEGMENTER = "segmenter"
+SEGMENTER, DETECTOR = "segmenter", "detector"
 _WITH_CLASSES = (*_CLASSIFIERS, SEGMENTER)
-_KINDS = (MASKED_AUTOENCODER, ENCODER, *_WITH_CLASSES)
+_KINDS = (MASKED_AUTOENCODER, ENCODER, *_WITH_CLASSES, DETECTOR)
 """Kinds of model that a file may hold."""
 
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
@@ -90,6 +91,19 @@ class Classes:
     def __post_init__(self) -> None:
         if not 2 <= self.count <= _MAX_CLASSES:
             raise UsageError(f"count of classes is {self.count}; expected 2 to {_MAX_CLASSES:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectsFound:
+    """What a detector finds.
+
+    Attributes:
+        names: of the classes of objects.
+        head: of the detector.
+    """
+
+    names: tuple[str, ...]
+    head: DetectionHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +204,7 @@ def model_metadata(
         "channels": None if config.tokenizer.channels is None else list(config.tokenizer.channels),
         "target": config.target.kind if isinstance(model, MaskedAutoencoder) else None,
         "classes": None if (classes := classes_of(model)) is None else asdict(classes),
+        "objects": asdict(found) if (found := objects_found_by(model)) else None,
         "origin": {**{name: origin.get(name) for name in _ORIGIN}, "versions": versions, "licence": licence},
         "probe": None if probe is None else records.to_json(probe),
     }
@@ -280,6 +295,16 @@ def _kind_in(path: Path) -> str | None:
         return None
 
 
+def is_detector(path: Path) -> bool:
+    """Whether a file of this package holds a model that finds objects; False where it cannot be read."""
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return _read_record(path, file.metadata() or {}).kind == DETECTOR
+    except (OSError, SafetensorError, MAEError, UsageError):
+        return False
+
+
 def load_model(path: Path, *, merged: bool = True) -> MaskedAutoencoder:
     """The model in a file written by a run, on the CPU, in evaluation mode; see `load_with_report`.
 
@@ -326,7 +351,7 @@ def load_with_report(
         raise UsageError(f"allow_partial is {allow_partial}; expected a share of the encoder above 0 and at most 1")
     record, expected, found, weights = _read(path, allow_partial=allow_partial)
     with drawing_from(_FRESH_SEED):  # the caller's numbers stay
-        model = build(record.kind, record.config, record.classes)
+        model = build(record.kind, record.config, record.classes, record.objects)
     model.load_state_dict(weights, strict=False)  # their names were compared above
     del weights  # before the probe takes memory of its own
     model.eval()
@@ -363,6 +388,7 @@ class _Record:
     origin: Mapping[str, Any]
     probe: OutputFingerprint | None
     classes: Classes | None = None
+    objects: ObjectsFound | None = None
 
 
 def _read(
@@ -374,7 +400,7 @@ def _read(
         with safe_open(path, framework="pt") as file:
             record = _read_record(path, file.metadata() or {})
             with torch.device("meta"):
-                expected = build(record.kind, record.config, record.classes).state_dict()
+                expected = build(record.kind, record.config, record.classes, record.objects).state_dict()
             found = set(file.keys())
             check_names(path, found, expected, allow_partial=allow_partial)
             loaded = [name for name in expected if name in found]
@@ -442,6 +468,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
             classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _WITH_CLASSES else None,
+            objects=records.from_json(ObjectsFound, record["objects"], what="objects'") if kind == DETECTOR else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
@@ -503,17 +530,24 @@ def _without_decoder(path: Path, tensors: str = "") -> str:
     )
 
 
-def build(kind: str, config: MethodConfig, classes: Classes | None = None) -> PretrainedEncoder:
+def build(
+    kind: str, config: MethodConfig, classes: Classes | None = None, found: ObjectsFound | None = None
+) -> PretrainedEncoder:
     """A model of a kind that a file may hold, with fresh weights from PyTorch's global generator.
 
     Args:
         kind: one of the kinds.
         config: of the model.
         classes: of a classifier or a segmenter.
+        found: what a detector finds, and how.
 
     Raises:
         UsageError: values that do not fit each other.
     """
+    if kind == DETECTOR:
+        if found is None:
+            raise UsageError("a detector's head is not described; expected what it finds, and how")
+        return build_detector(config, found.head, class_names=found.names, pretrained=None)
     if kind in (LINEAR_PROBE, ATTENTIVE_PROBE, POOLED_PROBE):
         assert classes is not None
         head: dict[str, Any] = {"num_classes": classes.count, "class_names": classes.names, "config": config}
@@ -582,6 +616,8 @@ def kind_of(model: PretrainedEncoder) -> str:
     for kind, type_ in _CLASSIFIERS.items():
         if isinstance(model, type_):
             return kind
+    if isinstance(model, Detector):
+        return DETECTOR
     if isinstance(model, Segmenter):
         return SEGMENTER
     return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
@@ -595,6 +631,11 @@ def classes_of(model: PretrainedEncoder) -> Classes | None:
         return None
     feature = model.feature if isinstance(model, LinearProbe) else ""
     return Classes(count=model.num_classes, names=model.class_names, feature=feature)
+
+
+def objects_found_by(model: PretrainedEncoder) -> ObjectsFound | None:
+    """What a detector finds; None of another model."""
+    return ObjectsFound(names=model.class_names, head=model.described) if isinstance(model, Detector) else None
 
 
 def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:

@@ -23,6 +23,7 @@ from mae.core.types import Grid, MaskRequest
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
 from mae.models.classifier import Classifier
+from mae.models.detector import Detector
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.segmenter import Segmenter
@@ -46,7 +47,7 @@ class OutputFingerprint:
         image_sha256: of the image's float32 bytes, in hexadecimal.
         features: 16 numbers made of the encoder's mean feature of the whole image.
         prediction: 16 numbers made of what the decoder predicts for the hidden half of its patches, or of a
-            classifier's or segmenter's logits; None of an encoder alone.
+            classifier's, segmenter's or detector's scores; None of an encoder alone.
 
     Raises:
         UsageError: another count of numbers, or some that are not finite.
@@ -132,7 +133,7 @@ def _answer(
     plan = RandomMasking(ratio=0.5).plan(MaskRequest(layout=layout, keys=key))
     image = image.double()  # which autocast leaves alone
     with torch.no_grad(), _evaluating(model):
-        if isinstance(model, Classifier | Segmenter):
+        if isinstance(model, Classifier | Segmenter | Detector):
             whole = _Whole(model)
             return functional_call(whole, _doubles(whole), (image,))
         weights = _doubles(encoder)
@@ -148,7 +149,7 @@ def _answer(
 class _Whole(nn.Module):
     """A model with a head, called for its answer."""
 
-    def __init__(self, model: Classifier | Segmenter) -> None:
+    def __init__(self, model: Classifier | Segmenter | Detector) -> None:
         super().__init__()
         self.model = model
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import cos, pi
 
+_FIRST_STEP, _SECOND_STEP = 163_889 / 184_375, 177_546 / 184_375
+
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup:
@@ -44,3 +46,10 @@ class WarmupLinear(Warmup):
 
     def _share(self, progress: float) -> float:
         return 1 - progress
+
+
+class WarmupSteps(Warmup):
+    """Behind the warm-up the peak, a tenth of it from 8/9 and a hundredth from 0.963 of the way on (ViTDet)."""
+
+    def _share(self, progress: float) -> float:
+        return 1.0 if progress < _FIRST_STEP else 0.1 if progress < _SECOND_STEP else 0.01

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from mae.data.loading.loader import explained_worker_failure
 from mae.errors import Stopped, UsageError
-from mae.evaluation.common.task import LabelledTask, SegmentationTask
+from mae.evaluation.common.task import DetectionTask, LabelledTask, SegmentationTask
 from mae.evaluation.extractors.extractor import preprocessing_text
 from mae.randomness import Stream, seeds
 from mae.records import write_json
@@ -32,9 +32,11 @@ from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import Callback, JsonLines, read_rows
-from mae.training.schedule import WarmupCosine, WarmupLinear
+from mae.training.schedule import Warmup, WarmupCosine, WarmupLinear, WarmupSteps
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 from mae.training.trackers.tensorboard import TensorBoard
+
+_SCHEDULES: Mapping[str, type[Warmup]] = {"cosine": WarmupCosine, "linear": WarmupLinear, "steps": WarmupSteps}
 
 
 class TrainingBatches(ABC):
@@ -55,7 +57,7 @@ class TrainingBatches(ABC):
         """What the module's forward takes from a step on, a process's share of a micro-batch at a time."""
 
 
-Task = LabelledTask | SegmentationTask
+Task = LabelledTask | SegmentationTask | DetectionTask
 """What has images to train on and others to be evaluated on."""
 
 
@@ -73,7 +75,7 @@ class SupervisedPlan:
         warmup_epochs: epochs over which the learning rate rises from 0.
         precision: of the forward pass: `fp32`, `bf16` or `fp16`.
         identity: all else that decides the training, as JSON values.
-        schedule: how the rate falls behind the warm-up: as a `cosine`, or `linear`.
+        schedule: how the rate falls behind the warm-up: as a `cosine`, `linear`, or in `steps`.
         evaluations: how often the test part is evaluated during training; the last time gives the result.
     """
 
@@ -86,7 +88,7 @@ class SupervisedPlan:
     warmup_epochs: float
     precision: str
     identity: Mapping[str, Any]
-    schedule: Literal["cosine", "linear"] = "cosine"
+    schedule: Literal["cosine", "linear", "steps"] = "cosine"
     evaluations: int = 10
 
 
@@ -206,7 +208,7 @@ def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> T
         total_steps=total_steps,
         batch_size=plan.batch_size,
         accumulate=plan.accumulate,
-        schedule=(WarmupCosine if plan.schedule == "cosine" else WarmupLinear)(
+        schedule=_SCHEDULES[plan.schedule](
             peak=plan.rate,
             floor=plan.min_rate,
             warmup_samples=plan.warmup_epochs * steps_per_epoch * plan.batch_size,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -29,6 +29,7 @@ from mae.evaluation.protocol import THIS_MODEL
 from mae.training.distributed import World
 
 Part = Literal["train", "test"]
+_OfTwoParts = TypeVar("_OfTwoParts", bound="_TwoPartTask")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +86,12 @@ class _TwoPartTask(_Task):
     def images(self, part: Part) -> ImageSet:
         """The images of a part, with the model's channels; its `readable` ones are the rows of features."""
         return self._store.images(self._opened[part], self.extractor.preprocessing)
+
+    def with_model(self: _OfTwoParts, extractor: Extractor, *, seed: int | None = None) -> _OfTwoParts:
+        """The task of another model on the same images, which are not opened again where they are read alike."""
+        other = replace(self, extractor=extractor, seed=self.seed if seed is None else seed, store=self._store)
+        other.__dict__["_opened"] = self._opened
+        return other
 
     def overlap(self) -> list[tuple[int, int]]:
         """Numbers of the training and the test image of each pair with the same pixels."""
@@ -179,12 +186,6 @@ class SegmentationTask(_TwoPartTask):
     """
 
     data: SegmentationData
-
-    def with_model(self, extractor: Extractor, *, seed: int | None = None) -> "SegmentationTask":
-        """The task of another model on the same images, which are not opened again where they are read alike."""
-        other = replace(self, extractor=extractor, seed=self.seed if seed is None else seed, store=self._store)
-        other.__dict__["_opened"] = self._opened
-        return other
 
     @cached_property
     def grid(self) -> tuple[int, int]:

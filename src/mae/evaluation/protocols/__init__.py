@@ -3,6 +3,8 @@
 from mae.evaluation.protocol import EvaluationProtocol
 from mae.evaluation.protocols.attentive_probe import AttentiveProbe
 from mae.evaluation.protocols.finetune import Finetune
+from mae.evaluation.protocols.finetune_detection import FinetuneDetection
+from mae.evaluation.protocols.finetune_instances import FinetuneInstances
 from mae.evaluation.protocols.finetune_segmentation import FinetuneSegmentation
 from mae.evaluation.protocols.knn import Knn
 from mae.evaluation.protocols.label_free import LabelFree
@@ -28,6 +30,8 @@ PROTOCOLS: tuple[type[EvaluationProtocol], ...] = (
     SegmentationLinear,
     FinetuneSegmentation,
     NeighboursPatches,
+    FinetuneDetection,
+    FinetuneInstances,
 )
 """In the order of help and of `mae evaluate all`."""
 

@@ -100,24 +100,27 @@ class FinetuneSegmentation(SegmentationProtocol):
 
     def why_not(self, extractor: "Extractor") -> str | None:
         """See `EvaluationProtocol`."""
+        from mae.evaluation.common.beside import not_ours
+
         if extractor.model is None or extractor.model.config is None:
-            return _not_ours(extractor.name)
+            return not_ours(extractor.name)
         return None
 
     def run(self, task: "SegmentationTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
+        from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
         from mae.evaluation.common.segmentation_results import segmentation_result
         from mae.evaluation.common.segmentation_training import SEGMENTER_FILE, commonest_class, of_one_class
         from mae.evaluation.common.verdict import COMMONEST
         from mae.evaluation.pictures.segmentation import DrawnMaps
         from mae.report.terminal.console import duration
 
-        numbers = self._numbers(task)
+        numbers = used_images(task, read_share(self.labels_used))
         drawn = DrawnMaps(task, self.pictures, title=self.title)
         matrices: dict[str, Tensor] = {}
         trainings: dict[str, list[SupervisedTraining]] = {}
         scores: dict[str, list[float]] = {}
-        for who, of in {THIS_MODEL: task, **self._others(task)}.items():
+        for who, of in tasks_beside(task, self.beside).items():
             trainings[who], scores[who] = [], []
             for seed in range(task.seed, task.seed + self.seeds):
                 task.console.print(visible(f"{who}, seed {seed}"), highlight=False, markup=False, soft_wrap=True)
@@ -130,13 +133,12 @@ class FinetuneSegmentation(SegmentationProtocol):
                     matrices[who] = found(drawn, who)
         matrices[COMMONEST] = of_one_class(matrices[THIS_MODEL], commonest_class(task, numbers))
         ours = trainings[THIS_MODEL][0]
-        rows, measured = _over_seeds(scores)
         return segmentation_result(
             task,
             matrices,
             drawn.pictures(),
             numbers={
-                "seeds": measured,
+                "seeds": seed_numbers(scores),
                 "training": {"folder": str(ours.folder), "seconds": ours.seconds, "curve": ours.curve},
             },
             note=f"{task.data.note}. {self.iterations:,} steps on {len(numbers):,} images "
@@ -144,37 +146,8 @@ class FinetuneSegmentation(SegmentationProtocol):
             f"last weights are evaluated, not the best; they are in {ours.folder / SEGMENTER_FILE}.",
             curve=ours.curve,
             variant=self.variant,
-            more=rows,
+            more=tuple(seed_rows(scores, columns=4)),
         )
-
-    def _numbers(self, task: "SegmentationTask") -> "Tensor":
-        """The training images that are used: those of a smaller share are among those of a larger one."""
-        from mae.randomness import permutation
-
-        readable = task.images("train").readable
-        count = max(1, round(read_share(self.labels_used) * len(readable)))
-        return readable[permutation(task.seed, 0, len(readable))[:count].sort().values]
-
-    def _others(self, task: "SegmentationTask") -> "Mapping[str, SegmentationTask]":
-        """The task of each other weight, by its name.
-
-        Raises:
-            UsageError: weights that the encoder of this package cannot hold.
-        """
-        from mae.evaluation.common.task import of_whole_images
-        from mae.evaluation.extractors.open import open_extractor
-
-        found = {}
-        for name in self.beside:
-            if name == _SCRATCH:
-                found[name] = task
-                continue
-            with task.world.main_first():
-                other = open_extractor(name, device=task.device)
-            if other.model is None or other.model.config is None:
-                raise UsageError(_not_ours(name))
-            found[name] = task.with_model(of_whole_images(other))
-        return found
 
     def _trained(self, task: "SegmentationTask", numbers: "Tensor", *, scratch: bool) -> tuple[Any, Any, float]:
         """A training, what gives its confusions and keeps its maps, and its mean IoU."""
@@ -265,29 +238,3 @@ class FinetuneSegmentation(SegmentationProtocol):
             schedule="linear",
             evaluations=4,
         )
-
-
-def _not_ours(name: str) -> str:
-    return (
-        f"{name} cannot be fine-tuned as it is; that needs a model of this package: bring it in with 'mae import "
-        f"{name} --out FILE.safetensors' and name the file"
-    )
-
-
-def _over_seeds(scores: Mapping[str, list[float]]) -> tuple[tuple[tuple[str, ...], ...], dict[str, Any]]:
-    """Rows and numbers of means over seeds and of paired differences; none of one seed."""
-    from mae.evaluation.common.over_seeds import over_seeds, paired_difference
-
-    count = len(scores[THIS_MODEL])
-    means = {who: over_seeds(values) for who, values in scores.items()}
-    gaps = {who: paired_difference(scores[THIS_MODEL], values) for who, values in scores.items() if who != THIS_MODEL}
-    numbers = {who: {**asdict(mean), **_gap(gaps.get(who))} for who, mean in means.items()}
-    if count == 1:
-        return (), numbers
-    rows = [(f"{who}, {count} seeds", f"{mean}%", "", "") for who, mean in means.items()]
-    rows += [(f"above {who}, paired", f"{gap} points", "", "") for who, gap in gaps.items()]
-    return tuple(rows), numbers
-
-
-def _gap(gap: Any) -> dict[str, Any]:
-    return {} if gap is None else {"this_model_over_it": asdict(gap)}

@@ -1,0 +1,305 @@
+"""Fine-tuning to detection: the encoder under Faster or Mask R-CNN (ViTDet: Li et al. 2022)."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from mae.errors import UsageError
+from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResult
+from mae.evaluation.protocols.labels import read_share, shown_share
+from mae.options import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mae.core.method import MethodConfig
+    from mae.evaluation.common.average_precision import AveragePrecision, FoundObjects, GroundTruth
+    from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining
+    from mae.evaluation.common.task import DetectionTask
+    from mae.evaluation.extractors.extractor import Extractor
+    from mae.models.detector import DetectionHead, Detector
+
+_SCRATCH = "scratch"
+_WARMUP = 250
+_USUAL_BATCH, _MOST_CHANNELS = 8, 256
+_SIZES = (256, 512)
+_WINDOW, _LARGEST_WHOLE = 14, 32  # patches
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorTraining(DetectionProtocol):
+    """ViTDet's recipe at a laptop's length, and the same training of other weights beside it.
+
+    Large-scale jitter, layer-wise learning-rate decay, stochastic depth, a rate that falls to a tenth and a hundredth.
+    In evaluation whole images are resized to fit into the model's square.
+
+    Raises:
+        UsageError: values out of range, or a weight named twice.
+    """
+
+    own_page = True
+    masks: ClassVar[bool]
+    """Whether the pixels of each object are learnt too."""
+
+    iterations: int = 1000
+    """Optimizer steps; an hour on a laptop with a small model. ViTDet has 184,375, for 64 GPUs."""
+    batch_size: Annotated[int | None, shown("8; all images where there are fewer", "B")] = None
+    """Images per step; 64 in ViTDet."""
+    accumulate: int = 1
+    """Micro-batches per step, to save memory."""
+    size: Annotated[int | None, shown("the model's, but 256 to 512", "PIXELS")] = None
+    """Side of the square that images are resized to fit into; 1024 in ViTDet."""
+    scales: tuple[float, float] = (0.1, 2.0)
+    """Bounds of the random size in training, of that at which an image just fits."""
+    window: Annotated[int | None, shown("0 up to 32 patches a side, else 14", "PATCHES")] = None
+    """Side of the windows that most blocks attend within; 0: every block attends to the whole image."""
+    rel_pos: bool = True
+    """Learn relative positions, which begin without an effect."""
+    channels: Annotated[int | None, shown("the encoder's width, at most 256", "C")] = None
+    """Channels of the pyramid and the heads; 256 in ViTDet."""
+    lr: float = 1e-4
+    """Peak learning rate, of the heads; a tenth from 89 % of the steps on, a hundredth from 96 %."""
+    warmup: Annotated[int | None, shown("250, at most a tenth of the steps", "STEPS")] = None
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: float = 0.1
+    """AdamW's weight decay, not on biases, norms and absolute positions."""
+    layer_decay: float = 0.7
+    """Ratio of the learning rate of each block to that of the one above it; from scratch it is 1."""
+    drop_path: float = 0.1
+    """Share of residual branches dropped in the last block."""
+    labels_used: Annotated[str, tyro.conf.arg(name="labels", metavar="SHARE")] = "100%"
+    """How much of the training images is used, such as 10%."""
+    beside: tuple[str, ...] = (_SCRATCH,)
+    """Other weights that are trained alike: scratch, a run, a .safetensors file."""
+    seeds: int = 1
+    """Trainings of each, whose weights of the heads, order and crops differ; from two on there are intervals."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """auto: bf16 on a GPU that has it, fp32 elsewhere."""
+    pictures: int = 6
+    """Test images that are drawn with their objects and what is found."""
+
+    def __post_init__(self) -> None:
+        read_share(self.labels_used)
+        for name in ("iterations", "accumulate", "seeds", "channels", "size", "batch_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name} is {value}; expected 1 or more")
+        for name in ("lr", "warmup", "weight_decay", "pictures", "window"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < inf:
+                raise UsageError(f"{name} is {value}; expected a finite number of 0 or more")
+        if not 0 < self.layer_decay <= 1 or not 0 <= self.drop_path < 1:
+            raise UsageError(
+                f"layer_decay is {self.layer_decay} and drop_path {self.drop_path}; expected shares up to 1 and below 1"
+            )
+        if not 0 < self.scales[0] <= self.scales[1] < inf:
+            raise UsageError(f"scales is {self.scales}; expected the smallest and the largest, above 0")
+        if len(set(self.beside)) < len(self.beside) or THIS_MODEL in self.beside:
+            raise UsageError(f"beside is {list(self.beside)}; expected different weights, such as scratch")
+
+    @property
+    def variant(self) -> str:
+        """The share of the labels where it is not all of them."""
+        share = read_share(self.labels_used)
+        return "" if share == 1 else f"{100 * share:.6g}percent"
+
+    def why_not(self, extractor: "Extractor") -> str | None:
+        """See `EvaluationProtocol`."""
+        from mae.evaluation.common.beside import not_ours
+
+        if extractor.model is None or extractor.model.config is None:
+            return not_ours(extractor.name)
+        return None
+
+    def run(self, task: "DetectionTask") -> ProtocolResult:
+        """Train and evaluate; see `EvaluationProtocol`."""
+        from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
+        from mae.evaluation.common.detection_training import DETECTOR_FILE, truth_of
+        from mae.report.terminal.console import duration
+
+        if self.masks and not task.data.train.has_masks:
+            raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
+        truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
+        trainings: dict[str, list[SupervisedTraining]] = {}
+        found: dict[str, list[FoundObjects]] = {}
+        scores: dict[str, list[float]] = {}
+        for who, of in tasks_beside(task, self.beside).items():
+            trainings[who], scores[who] = [], []
+            for seed in range(task.seed, task.seed + self.seeds):
+                seeded = of.with_model(of.extractor, seed=seed)
+                training, objects = self._trained(seeded, truth, numbers, scratch=who == _SCRATCH)
+                trainings[who].append(training)
+                scores[who].append(training.curve[-1]["ap"])
+                found.setdefault(who, objects)  # the first seed's are shown
+        ours = trainings[THIS_MODEL][0]
+        precisions = {who: self._precisions(truth, objects) for who, objects in found.items()}
+        rows = [
+            (f"{who}, {area}" if self.masks else who, *_shares(of))
+            for who, areas in precisions.items()
+            for area, of in areas.items()
+        ]
+        rows += seed_rows(scores, columns=7)
+        main = precisions[THIS_MODEL][self._area]
+        rows += [(f"  {name}, AP", _share(ap), *[""] * 5) for name, ap in main.by_class.items()]
+        return ProtocolResult(
+            numbers={
+                **{who: {area: asdict(of) for area, of in areas.items()} for who, areas in precisions.items()},
+                "seeds": seed_numbers(scores),
+                "training": {"folder": str(ours.folder), "seconds": ours.seconds, "curve": ours.curve},
+            },
+            header=("model", "AP", "AP50", "AP75", "AP small", "medium", "large"),
+            rows=tuple(rows),
+            note=f"{task.data.note}. {self.iterations:,} steps on {len(numbers):,} images "
+            f"({shown_share(read_share(self.labels_used))} of the labels), {duration(ours.seconds)} of training. "
+            f"COCO's average precision in the images' own pixels; small is below 32 x 32, large above 96 x 96. "
+            f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.",
+            curve=ours.curve,
+            variant=self.variant,
+            pictures=self._pictures(task, found),
+        )
+
+    @property
+    def _area(self) -> Literal["boxes", "masks"]:
+        return "masks" if self.masks else "boxes"
+
+    def _precisions(self, truth: "GroundTruth", found: "list[FoundObjects]") -> "dict[str, AveragePrecision]":
+        from mae.evaluation.common.average_precision import average_precision
+
+        areas: tuple[Literal["boxes", "masks"], ...] = ("boxes", "masks") if self.masks else ("boxes",)
+        return {area: average_precision(truth, found, area) for area in areas}
+
+    def _trained(
+        self, task: "DetectionTask", truth: "GroundTruth", numbers: "Tensor", *, scratch: bool
+    ) -> "tuple[SupervisedTraining, list[FoundObjects]]":
+        """A training, and what is found after it."""
+        from mae.evaluation.common import finetuning
+        from mae.evaluation.common.detection_training import (
+            DETECTOR_FILE,
+            LargeScaleJitter,
+            find_objects,
+            images_with_objects,
+        )
+        from mae.evaluation.common.supervised import largest_batch, train_with_labels
+
+        batch = largest_batch(self.batch_size, _USUAL_BATCH, images=len(numbers), steps_per_epoch=1)
+        detector = self._detector(task, scratch=scratch)
+        jitter = LargeScaleJitter(size=detector.described.size, masks=self.masks, scales=self.scales)
+        fed = images_with_objects(task, jitter, batch_size=batch, accumulate=self.accumulate, numbers=numbers)
+
+        def evaluate() -> Mapping[str, float]:
+            of = self._precisions(truth, find_objects(task, detector))[self._area]
+            return {"ap": of.ap or 0.0, "ap50": of.ap50 or 0.0}
+
+        training = train_with_labels(
+            task,
+            self._plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
+            detector.train(),
+            finetuning.make_optimizer(detector, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay),
+            batches=fed,
+            evaluate=evaluate,
+        )
+        file = training.folder / DETECTOR_FILE
+        task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
+        return training, find_objects(task, detector)
+
+    def _detector(self, task: "DetectionTask", *, scratch: bool) -> "Detector":
+        """Drawn by the task's seed, on its device."""
+        import torch
+
+        from mae.models.detector import build_detector
+
+        model = task.extractor.model
+        assert model is not None and model.config is not None
+        torch.manual_seed(task.seed)
+        return build_detector(
+            model.config,
+            self._head(model.config),
+            class_names=task.class_names,
+            pretrained=None if scratch else model,
+            drop_path=self.drop_path,
+            rank=task.world.rank,
+            world=task.world.size,
+        ).to(task.device)
+
+    def _head(self, config: "MethodConfig") -> "DetectionHead":
+        from mae.models.detector import DetectionHead
+
+        patch, (smallest, largest) = config.layout.patch[0], _SIZES
+        size = self.size
+        if size is None:
+            size = min(largest, max(smallest, *config.layout.size))
+            size = max(2, round(size / (2 * patch)) * 2) * patch
+        whole = size <= _LARGEST_WHOLE * patch
+        return DetectionHead(
+            size=size,
+            window=(0 if whole else _WINDOW) if self.window is None else self.window,
+            rel_pos=self.rel_pos,
+            channels=self.channels or min(config.encoder.embed_dim, _MOST_CHANNELS),
+            masks=self.masks,
+        )
+
+    def _plan(self, task: "DetectionTask", batch: int, *, steps_per_epoch: int, scratch: bool) -> "SupervisedPlan":
+        from mae.evaluation.common.supervised import SupervisedPlan
+        from mae.training.device import choose_precision
+
+        warmup = min(_WARMUP, self.iterations / 10) if self.warmup is None else self.warmup
+        # How many seeds and what else is trained beside it decide nothing of this training.
+        decides = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("beside", "seeds", "pictures", "iterations", "lr", "warmup")
+        }
+        return SupervisedPlan(
+            name=self.name,
+            epochs=self.iterations / steps_per_epoch,
+            batch_size=batch,
+            accumulate=self.accumulate,
+            rate=self.lr,
+            min_rate=0.0,
+            warmup_epochs=warmup / steps_per_epoch,
+            precision=choose_precision(self.precision, task.device),
+            identity={**decides, "from_scratch": scratch},
+            schedule="steps",
+            evaluations=4,
+        )
+
+    def _pictures(self, task: "DetectionTask", found: "Mapping[str, list[FoundObjects]]") -> Mapping[str, Any]:
+        from functools import partial
+
+        from mae.evaluation.pictures.detection import draw_detections
+        from mae.evaluation.pictures.segmentation import spread
+
+        images = task.images("test")
+        rows = spread(len(images.readable), self.pictures).tolist()
+        if not rows:
+            return {}
+        numbers = images.readable[rows].tolist()
+        draw = partial(
+            draw_detections,
+            images,  # asked here: all processes ask together, and only the main one draws
+            numbers,
+            [task.data.test.objects(number) for number in numbers],
+            {who: [of[row] for row in rows] for who, of in found.items()},
+            class_names=task.class_names,
+            title=self.title,
+        )
+        return {"pictures": draw}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneDetection(DetectorTraining):
+    """Faster R-CNN on the encoder; see `DetectorTraining`."""
+
+    name = "finetune_detection"
+    title = "Fine-tuning to detection"
+    summary = "train the encoder under a detector that finds boxes around objects, beside other weights"
+    masks = False
+
+
+def _shares(of: "AveragePrecision") -> tuple[str, ...]:
+    return tuple(_share(value) for value in (of.ap, of.ap50, of.ap75, of.small, of.medium, of.large))
+
+
+def _share(value: float | None) -> str:
+    return "none there" if value is None else f"{value:.1%}"

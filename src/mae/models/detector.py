@@ -1,0 +1,374 @@
+"""An encoder under torchvision's Faster or Mask R-CNN (ViTDet: Li et al. 2022), which finds objects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import LevelMapper
+from torchvision.transforms.v2.functional import resize
+
+from mae.core.method import MethodConfig
+from mae.core.types import Grid
+from mae.encoders.map_vit import MapViT
+from mae.errors import UsageError
+from mae.layers.feature_pyramid import ChannelNorm, SimpleFeaturePyramid
+from mae.models.given_images import Images, given_images, scaled, whole
+from mae.models.inference import undisturbed
+from mae.models.preprocess import preprocessing_of
+from mae.models.pretrained import PretrainedEncoder
+
+_LEVELS = ("0", "1", "2", "3")
+_FINEST, _CANONICAL, _COARSEST = 2, 4, 5  # levels by the binary logarithm of their stride, where patches are 16 pixels
+_ASPECTS = (0.5, 1.0, 2.0)
+_CONVOLUTIONS = 4
+_PROPOSALS = 4  # in training, for each region that the heads learn from: 2000 for 512 in torchvision
+_MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
+
+Target = Mapping[str, Tensor]
+"""The objects of an image: `boxes` `[n, 4]` (left, top, right, bottom), `labels` `[n]` from 1, `masks` `[n, H, W]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionHead:
+    """What stands on the encoder, and how it sees an image.
+
+    Attributes:
+        size: side in pixels of the square that images are resized to fit into.
+        window: side in patches of the windows that most blocks attend within; 0: all attend to the whole map.
+        rel_pos: whether attention learns relative positions.
+        channels: of the pyramid and the heads; ViTDet has 256.
+        masks: whether the pixels of each object are told too (Mask R-CNN).
+
+    Raises:
+        UsageError: values out of range.
+    """
+
+    size: int
+    window: int = 0
+    rel_pos: bool = True
+    channels: int = 256
+    masks: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= _MOST_PIXELS:
+            raise UsageError(f"size is {self.size}; expected 1 to {_MOST_PIXELS} pixels")
+        if not 0 <= self.window <= self.size:
+            raise UsageError(f"window is {self.window}; expected a number of patches, or 0 for none")
+        if not 0 < self.channels <= _MOST_CHANNELS:
+            raise UsageError(f"channels is {self.channels}; expected 1 to {_MOST_CHANNELS}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DetectorOutput:
+    """What a detector says of images whose objects are known.
+
+    Attributes:
+        loss: what to minimise: the sum of the terms.
+        terms: its named parts, as torchvision calls them.
+    """
+
+    loss: Float[Tensor, ""]
+    terms: Mapping[str, Float[Tensor, ""]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Detections:
+    """The objects found in one image, the surest first, on the CPU.
+
+    Attributes:
+        boxes: left, top, right and bottom edge in pixels of the image.
+        classes: of each, by name.
+        labels: of each, its number from 0.
+        scores: how sure the model is of each, in [0, 1].
+        masks: which pixels of the image belong to each; None of a model that finds boxes alone.
+    """
+
+    boxes: Float32[Tensor, "n 4"]
+    classes: tuple[str, ...]
+    labels: Tensor
+    scores: Float32[Tensor, " n"]
+    masks: Bool[Tensor, "n H W"] | None
+
+
+class Detector(PretrainedEncoder):
+    """An encoder, a simple feature pyramid, and torchvision's detector with ViTDet's heads.
+
+    Unlike other models of this package it takes images of any size that are not normalised: torchvision's transform
+    normalises them. Then it fills them up to a square.
+
+    Args:
+        encoder: gives one map of normalised images.
+        head: what stands on it.
+        class_names: of the objects, in the order of their numbers.
+        config: what the encoder was built from, which also says how images are normalised.
+
+    Raises:
+        UsageError: no class or too many, a size that does not divide into patches, or no channel statistics.
+    """
+
+    def __init__(
+        self, *, encoder: MapViT, head: DetectionHead, class_names: Sequence[str], config: MethodConfig
+    ) -> None:
+        super().__init__(encoder=encoder, config=config)
+        if not 0 < len(class_names) <= _MOST_CLASSES:
+            raise UsageError(f"there are {len(class_names):,} classes; expected 1 to {_MOST_CLASSES:,}")
+        self.described = head
+        self.class_names = tuple(class_names)
+        self.pyramid = SimpleFeaturePyramid(dim=encoder.embed_dim, channels=head.channels)
+        parts = _torchvision_detector(head, config, num_classes=len(class_names) + 1)
+        self.transform, self.rpn, self.roi_heads = parts.transform, parts.rpn, parts.roi_heads
+
+    def answer(self, images: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 V"]]:
+        """The mean of the patch tokens of a normalised image, and numbers that every other part of the model enters.
+
+        Scores and offsets of all anchors, then those of one box that is the whole image, and its mask.
+        """
+        height, width = images.shape[2:]
+        maps = self.pyramid(self.encoder(images))
+        found = [tensor.flatten() for of in self.rpn.head(list(maps.values())) for tensor in of]
+        box = [images.new_tensor([[0.0, 0.0, width, height]])]
+        heads = self.roi_heads
+        pooled = heads.box_head(heads.box_roi_pool(maps, box, [(height, width)]))
+        found += [tensor.flatten() for tensor in heads.box_predictor(pooled)]
+        if self.described.masks:
+            pooled = heads.mask_head(heads.mask_roi_pool(maps, box, [(height, width)]))
+            found.append(heads.mask_predictor(pooled).flatten())
+        return self.encode(images).mean, torch.cat(found)[None]
+
+    @overload
+    def forward(self, images: Sequence[Float[Tensor, "C _ _"]], targets: None = None) -> list[dict[str, Tensor]]: ...
+
+    @overload
+    def forward(self, images: Sequence[Float[Tensor, "C _ _"]], targets: Sequence[Target]) -> DetectorOutput: ...
+
+    def forward(
+        self, images: Sequence[Float[Tensor, "C _ _"]], targets: Sequence[Target] | None = None
+    ) -> list[dict[str, Tensor]] | DetectorOutput:
+        """The losses in training mode; else what is found, as `boxes`, `labels` from 1, `scores` and `masks`.
+
+        Boxes are in pixels of the images given; masks are of 28 x 28 values in their box.
+
+        Args:
+            images: whole numbers of the files scaled to [0, 1], or raw values of floating point; not normalised, none
+                of their sides above the model's size.
+            targets: their objects, in training mode.
+
+        Raises:
+            UsageError: an image larger than the model's size.
+        """
+        size = self.described.size
+        for image in images:
+            if max(image.shape[1:]) > size:
+                raise UsageError(f"an image has {image.shape[1]} x {image.shape[2]} pixels; expected at most {size}")
+        normalised = [self.transform.normalize(image) for image in images]
+        batch = ImageList(
+            self.transform.batch_images(normalised, size_divisible=size),
+            [(image.shape[1], image.shape[2]) for image in images],
+        )
+        maps = self.pyramid(self.encoder(batch.tensors))
+        given = None if targets is None else [dict(target) for target in targets]
+        proposals, of_proposals = self.rpn(batch, maps, given)
+        found, of_heads = self.roi_heads(maps, proposals, batch.image_sizes, given)
+        if not self.training:
+            return found
+        terms = {**of_proposals, **of_heads}
+        return DetectorOutput(loss=torch.stack(list(terms.values())).sum(), terms=terms)
+
+    def predict(self, images: Images, *, threshold: float = 0.5) -> list[Detections]:
+        """The objects in each image, in its own pixels.
+
+        Args:
+            images: one or several: files, images of Pillow, arrays `[H, W, C]` or tensors `[C, H, W]` of pixel values
+                as in the files.
+            threshold: leave out what is found with a lower score.
+
+        Raises:
+            UsageError: other channels, types or shapes than the model's.
+            UnreadableImage: a file that is no whole image.
+        """
+        wanted = preprocessing_of(self.config)
+        given = given_images(images, wanted)
+        return [self.detect([scaled(whole(image))], threshold=threshold)[0] for image in given]
+
+    def detect(self, images: Sequence[Float[Tensor, "C _ _"]], *, threshold: float = 0.0) -> list[Detections]:
+        """`predict` of images that `forward` takes, of any size: they are resized to fit into the model's square."""
+        weights = next(self.parameters())
+        with undisturbed(self):
+            found = self([fitted(image, self.described.size).to(weights) for image in images])
+            sizes = [(image.shape[1], image.shape[2]) for image in images]
+            seen = [fitted_size(size, self.described.size) for size in sizes]
+            found = [{name: tensor.float().cpu() for name, tensor in each.items()} for each in found]
+            found = [{name: tensor[each["scores"] >= threshold] for name, tensor in each.items()} for each in found]
+            return [self._named(each) for each in self.transform.postprocess(found, seen, sizes)]
+
+    def _named(self, found: Mapping[str, Tensor]) -> Detections:
+        labels = found["labels"].long() - 1
+        return Detections(
+            boxes=found["boxes"],
+            classes=tuple(self.class_names[label] for label in labels.tolist()),
+            labels=labels,
+            scores=found["scores"],
+            masks=found["masks"][:, 0] >= 0.5 if self.described.masks else None,
+        )
+
+
+def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Height and width of an image whose longer side becomes `side`."""
+    return max(1, round(size[0] * side / max(size))), max(1, round(size[1] * side / max(size)))
+
+
+def fitted(image: Float[Tensor, "C h w"], side: int) -> Float[Tensor, "C H W"]:
+    """An image whose longer side becomes `side`."""
+    return resize(image, list(fitted_size((image.shape[1], image.shape[2]), side)), antialias=True)
+
+
+def smallest_anchor(size: int, patch: int) -> int:
+    """Side of the smallest anchors: 32 pixels for patches of 16, as published, or less where images are small."""
+    return max(2, min(2 * patch, size // 16))
+
+
+def regions(size: int) -> int:
+    """Regions of an image that the heads learn from in a step: 512 as published, or less where images are small."""
+    return min(512, max(64, size))
+
+
+class _Nothing(nn.Module):
+    """torchvision asks a backbone for its channels; our own is called before."""
+
+    def __init__(self, out_channels: int) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+
+
+def _torchvision_detector(head: DetectionHead, config: MethodConfig, *, num_classes: int) -> FasterRCNN:
+    """torchvision's transform, proposals and heads, with fresh weights."""
+    wanted, patch = preprocessing_of(config), config.layout.patch[0]
+    if config.tokenizer.nodata is not None:
+        raise UsageError("the model's images have holes without data, which detectors do not know; use another model")
+    if head.size % patch or head.size < 2 * patch:
+        raise UsageError(f"size is {head.size}; expected a multiple of the patch of {patch} pixels, two at least")
+    channels, anchor = head.channels, smallest_anchor(head.size, patch)
+    anchors = AnchorGenerator(
+        sizes=tuple((anchor << level,) for level in range(len(_LEVELS) + 1)), aspect_ratios=(_ASPECTS,) * 5
+    )
+    fc = 4 * channels
+    options: dict[str, Any] = {
+        "min_size": head.size,
+        "max_size": head.size,
+        "size_divisible": head.size,
+        "image_mean": list(wanted.mean),
+        "image_std": list(wanted.std),
+        "_skip_resize": True,
+        "rpn_anchor_generator": anchors,
+        "rpn_head": RPNHead(channels, len(_ASPECTS), conv_depth=2),
+        "rpn_pre_nms_top_n_train": _PROPOSALS * regions(head.size),
+        "rpn_post_nms_top_n_train": _PROPOSALS * regions(head.size),
+        "box_batch_size_per_image": regions(head.size),
+        "box_roi_pool": _pooling(7, patch=patch, anchor=anchor),
+        "box_head": FastRCNNConvFCHead((channels, 7, 7), [channels] * _CONVOLUTIONS, [fc], norm_layer=ChannelNorm),
+        "box_predictor": FastRCNNPredictor(fc, num_classes),
+    }
+    if not head.masks:
+        return FasterRCNN(_Nothing(channels), **options)
+    return MaskRCNN(
+        _Nothing(channels),
+        mask_roi_pool=_pooling(14, patch=patch, anchor=anchor),
+        mask_head=MaskRCNNHeads(channels, [channels] * _CONVOLUTIONS, 1, norm_layer=ChannelNorm),
+        mask_predictor=MaskRCNNPredictor(channels, channels, num_classes),
+        **options,
+    )
+
+
+def _pooling(output: int, *, patch: int, anchor: int) -> MultiScaleRoIAlign:
+    """RoI pooling whose scales are told.
+
+    torchvision would guess them, once and for all from the first batch: as powers of two, of the images before they
+    are filled up, which after a strong scale jitter is far off. An object that the smallest anchor fits is looked up on
+    the finest level, as one of 32 pixels is where patches are 16.
+    """
+    pooling = MultiScaleRoIAlign(list(_LEVELS), output_size=output, sampling_ratio=2)
+    strides = [patch * 2.0**level for level in (-2, -1, 0, 1)]
+    pooling.scales = [1 / stride for stride in strides]
+    pooling.map_levels = LevelMapper(_FINEST, _COARSEST, canonical_scale=7 * anchor, canonical_level=_CANONICAL)
+    return pooling
+
+
+def build_detector(
+    config: MethodConfig,
+    head: DetectionHead,
+    *,
+    class_names: Sequence[str],
+    pretrained: PretrainedEncoder | None,
+    drop_path: float = 0.0,
+    rank: int = 0,
+    world: int = 1,
+) -> Detector:
+    """A detector on the encoder of a configuration, from a pre-trained model or from scratch.
+
+    The absolute positions begin as the pre-trained model's, or as the sine-cosine table; they train. Class tokens and
+    the final norm are left behind.
+
+    Args:
+        config: of the encoder.
+        head: what stands on it.
+        class_names: of the objects, in the order of their numbers.
+        pretrained: whose encoder's weights to copy; None: fresh ones from PyTorch's global generator.
+        drop_path: see `MapViT`.
+        rank: see `DropPath`.
+        world: see `DropPath`.
+
+    Raises:
+        UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
+    """
+    # Mask tokens are of pre-training alone, and so is a decoder that wants them.
+    config = config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
+    vit, patch = config.encoder, config.layout.patch
+    trained_on: Grid = (head.size // patch[0], head.size // patch[1])
+    encoder = MapViT(
+        patch_embed=config.tokenizer.embed(vit.embed_dim),
+        grid=config.layout.grid,
+        embed_dim=vit.embed_dim,
+        depth=vit.depth,
+        num_heads=vit.num_heads,
+        mlp_ratio=vit.mlp_ratio,
+        norm_eps=vit.norm_eps,
+        window=head.window,
+        rel_pos=trained_on if head.rel_pos else None,
+        drop_path=drop_path,
+        rank=rank,
+        world=world,
+    )
+    detector = Detector(encoder=encoder, head=head, class_names=class_names, config=config)
+    if pretrained is not None:
+        encoder.load_state_dict(_weights_of(pretrained, encoder))
+    return detector
+
+
+def _weights_of(pretrained: PretrainedEncoder, encoder: MapViT) -> dict[str, Tensor]:
+    """The encoder's weights with those of a pre-trained one in their places.
+
+    Raises:
+        UsageError: some have another shape there, or are not there.
+    """
+    source, own = pretrained.encoder, encoder.state_dict()
+    given = {**source.state_dict(), "pos_embed.table": source.pos_embed(encoder.grid)}
+    for name, tensor in own.items():
+        if ".rel_pos." in name and name not in given:
+            given[name] = tensor
+        found = given.get(name)
+        if found is None or found.shape != tensor.shape:
+            there = "not there" if found is None else f"of shape {tuple(found.shape)}"
+            raise UsageError(
+                f"weights {name} of the pre-trained encoder are {there}; expected the shape {tuple(tensor.shape)}"
+            )
+    return {name: given[name] for name in own}

@@ -1,0 +1,63 @@
+"""What `mae predict` writes of a detector: pictures, and labels that are read as such."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.pictures import png
+from tiny_task import small_model
+
+import mae
+from mae.cli import main
+from mae.data.annotations.detection import open_detection
+from mae.errors import UsageError
+from mae.evaluation.pictures.predicted_objects import find_objects
+from mae.models.detector import DetectionHead, Detector, build_detector
+
+
+def detector(*, masks: bool) -> Detector:
+    config = small_model(in_chans=3, mean=(0.5,) * 3, std=(0.3,) * 3).config
+    assert config is not None
+    head = DetectionHead(size=32, channels=8, masks=masks)
+    return build_detector(config, head, class_names=("disc", "square"), pretrained=None)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, size in enumerate([(20, 30), (40, 25)]):
+        (folder / f"{number}.png").write_bytes(png(*size, seed=number))
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_what_is_written_is_read_as_labels(masks: bool, images: Path, tmp_path: Path):
+    found = find_objects(detector(masks=masks), images, out=tmp_path / "out", threshold=0.0, device="cpu")
+    assert len(found) == 2 and all(len(of.scores) for of in found.values())
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".json", ".png", ".png"]
+    (images / "broken.png").unlink()
+    (images / "labels.json").write_text((tmp_path / "out" / "detections.json").read_text())
+    data = open_detection(images)
+    assert data.class_names == ("disc", "square")
+    read = [split.objects(number) for split in (data.train, data.test) for number in range(len(split.written))]
+    assert sorted(len(of) for of in read) == sorted(len(of.scores) for of in found.values())
+    boxes = np.concatenate([of.boxes for of in read]).sum()
+    assert boxes == pytest.approx(sum(float(of.boxes.sum()) for of in found.values()), rel=1e-4)
+
+
+def test_the_command(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    mae.save(detector(masks=False), "detector.safetensors")
+    assert main(["predict", "detector.safetensors", "images", "--device", "cpu"]) == 0
+    assert "2 images" in capsys.readouterr().out
+    assert json.loads((tmp_path / "predictions" / "detections.json").read_text())["images"][0]["height"] in (20, 30)
+    assert main(["predict", "detector.safetensors", "images", "--device", "cpu"]) == 2  # nothing is overwritten
+
+
+def test_a_model_that_finds_nothing_is_refused(images: Path, tmp_path: Path):
+    mae.save(small_model(), tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="finds no objects"):
+        find_objects(tmp_path / "model.safetensors", images, out=tmp_path / "out", device="cpu")
