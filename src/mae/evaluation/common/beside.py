@@ -8,14 +8,12 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.errors import UsageError
+from mae.evaluation.common.dense_finetuning import SCRATCH
 from mae.evaluation.common.over_seeds import over_seeds, paired_difference
 from mae.evaluation.common.task import DetectionTask, SegmentationTask, of_whole_images
 from mae.evaluation.extractors.open import open_extractor
 from mae.evaluation.protocol import THIS_MODEL
 from mae.randomness import permutation
-
-SCRATCH = "scratch"
-"""Weights that were never trained."""
 
 _Task = TypeVar("_Task", SegmentationTask, DetectionTask)
 

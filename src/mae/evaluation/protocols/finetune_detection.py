@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import tyro
-
 from mae.errors import UsageError
+from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
 from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResult
-from mae.evaluation.protocols.labels import read_share, shown_share
+from mae.evaluation.protocols.labels import read_share
 from mae.options import shown
 
 if TYPE_CHECKING:
@@ -17,39 +16,31 @@ if TYPE_CHECKING:
 
     from mae.core.method import MethodConfig
     from mae.evaluation.common.average_precision import AveragePrecision, FoundObjects, GroundTruth
-    from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining
+    from mae.evaluation.common.supervised import SupervisedTraining
     from mae.evaluation.common.task import DetectionTask
-    from mae.evaluation.extractors.extractor import Extractor
     from mae.models.detector import DetectionHead, Detector
 
-_SCRATCH = "scratch"
-_WARMUP = 250
 _USUAL_BATCH, _MOST_CHANNELS = 8, 256
 _SIZES = (256, 512)
 _WINDOW, _LARGEST_WHOLE = 14, 32  # patches
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorTraining(DetectionProtocol):
+class DetectorTraining(DenseFinetuning, DetectionProtocol):
     """ViTDet's recipe at a laptop's length, and the same training of other weights beside it.
 
-    Large-scale jitter, layer-wise learning-rate decay, stochastic depth, a rate that falls to a tenth and a hundredth.
-    In evaluation whole images are resized to fit into the model's square.
+    Large-scale jitter, layer-wise learning-rate decay, stochastic depth, a rate that falls to a tenth at 89 % of the
+    steps and to a hundredth at 96 %. In evaluation whole images are resized to fit into the model's square.
 
     Raises:
-        UsageError: values out of range, or a weight named twice.
+        UsageError: see `DenseFinetuning`; values out of range.
     """
 
-    own_page = True
+    usual_warmup = 250
+    schedule = "steps"
     masks: ClassVar[bool]
     """Whether the pixels of each object are learnt too."""
 
-    iterations: int = 1000
-    """Optimizer steps; an hour on a laptop with a small model. ViTDet has 184,375, for 64 GPUs."""
-    batch_size: Annotated[int | None, shown("8; all images where there are fewer", "B")] = None
-    """Images per step; 64 in ViTDet."""
-    accumulate: int = 1
-    """Micro-batches per step, to save memory."""
     size: Annotated[int | None, shown("the model's, but 256 to 512", "PIXELS")] = None
     """Side of the square that images are resized to fit into; 1024 in ViTDet."""
     scales: tuple[float, float] = (0.1, 2.0)
@@ -60,63 +51,27 @@ class DetectorTraining(DetectionProtocol):
     """Learn relative positions, which begin without an effect."""
     channels: Annotated[int | None, shown("the encoder's width, at most 256", "C")] = None
     """Channels of the pyramid and the heads; 256 in ViTDet."""
-    lr: float = 1e-4
-    """Peak learning rate, of the heads; a tenth from 89 % of the steps on, a hundredth from 96 %."""
+    batch_size: Annotated[int | None, shown("8; all images where there are fewer", "B")] = None
+    """Images per step; 64 in ViTDet."""
     warmup: Annotated[int | None, shown("250, at most a tenth of the steps", "STEPS")] = None
     """Steps over which the learning rate rises from 0."""
     weight_decay: float = 0.1
     """AdamW's weight decay, not on biases, norms and absolute positions."""
     layer_decay: float = 0.7
     """Ratio of the learning rate of each block to that of the one above it; from scratch it is 1."""
-    drop_path: float = 0.1
-    """Share of residual branches dropped in the last block."""
-    labels_used: Annotated[str, tyro.conf.arg(name="labels", metavar="SHARE")] = "100%"
-    """How much of the training images is used, such as 10%."""
-    beside: tuple[str, ...] = (_SCRATCH,)
-    """Other weights that are trained alike: scratch, a run, a .safetensors file."""
-    seeds: int = 1
-    """Trainings of each, whose weights of the heads, order and crops differ; from two on there are intervals."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """auto: bf16 on a GPU that has it, fp32 elsewhere."""
-    pictures: int = 6
-    """Test images that are drawn with their objects and what is found."""
 
     def __post_init__(self) -> None:
-        read_share(self.labels_used)
-        for name in ("iterations", "accumulate", "seeds", "channels", "size", "batch_size"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"{name} is {value}; expected 1 or more")
-        for name in ("lr", "warmup", "weight_decay", "pictures", "window"):
-            if (value := getattr(self, name)) is not None and not 0 <= value < inf:
-                raise UsageError(f"{name} is {value}; expected a finite number of 0 or more")
-        if not 0 < self.layer_decay <= 1 or not 0 <= self.drop_path < 1:
-            raise UsageError(
-                f"layer_decay is {self.layer_decay} and drop_path {self.drop_path}; expected shares up to 1 and below 1"
-            )
+        super().__post_init__()
+        for name, least in (("channels", 1), ("size", 1), ("window", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UsageError(f"{name} is {value}; expected {least} or more")
         if not 0 < self.scales[0] <= self.scales[1] < inf:
             raise UsageError(f"scales is {self.scales}; expected the smallest and the largest, above 0")
-        if len(set(self.beside)) < len(self.beside) or THIS_MODEL in self.beside:
-            raise UsageError(f"beside is {list(self.beside)}; expected different weights, such as scratch")
-
-    @property
-    def variant(self) -> str:
-        """The share of the labels where it is not all of them."""
-        share = read_share(self.labels_used)
-        return "" if share == 1 else f"{100 * share:.6g}percent"
-
-    def why_not(self, extractor: "Extractor") -> str | None:
-        """See `EvaluationProtocol`."""
-        from mae.evaluation.common.beside import not_ours
-
-        if extractor.model is None or extractor.model.config is None:
-            return not_ours(extractor.name)
-        return None
 
     def run(self, task: "DetectionTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
         from mae.evaluation.common.detection_training import DETECTOR_FILE, truth_of
-        from mae.report.terminal.console import duration
 
         if self.masks and not task.data.train.has_masks:
             raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
@@ -128,7 +83,7 @@ class DetectorTraining(DetectionProtocol):
             trainings[who], scores[who] = [], []
             for seed in range(task.seed, task.seed + self.seeds):
                 seeded = of.with_model(of.extractor, seed=seed)
-                training, objects = self._trained(seeded, truth, numbers, scratch=who == _SCRATCH)
+                training, objects = self._trained(seeded, truth, numbers, scratch=who == SCRATCH)
                 trainings[who].append(training)
                 scores[who].append(training.curve[-1]["ap"])
                 found.setdefault(who, objects)  # the first seed's are shown
@@ -150,8 +105,7 @@ class DetectorTraining(DetectionProtocol):
             },
             header=("model", "AP", "AP50", "AP75", "AP small", "medium", "large"),
             rows=tuple(rows),
-            note=f"{task.data.note}. {self.iterations:,} steps on {len(numbers):,} images "
-            f"({shown_share(read_share(self.labels_used))} of the labels), {duration(ours.seconds)} of training. "
+            note=f"{task.data.note}. {self.told(len(numbers), ours.seconds)} "
             f"COCO's average precision in the images' own pixels; small is below 32 x 32, large above 96 x 96. "
             f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.",
             curve=ours.curve,
@@ -193,7 +147,7 @@ class DetectorTraining(DetectionProtocol):
 
         training = train_with_labels(
             task,
-            self._plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
+            self.plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
             detector.train(),
             finetuning.make_optimizer(detector, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay),
             batches=fed,
@@ -237,31 +191,6 @@ class DetectorTraining(DetectionProtocol):
             rel_pos=self.rel_pos,
             channels=self.channels or min(config.encoder.embed_dim, _MOST_CHANNELS),
             masks=self.masks,
-        )
-
-    def _plan(self, task: "DetectionTask", batch: int, *, steps_per_epoch: int, scratch: bool) -> "SupervisedPlan":
-        from mae.evaluation.common.supervised import SupervisedPlan
-        from mae.training.device import choose_precision
-
-        warmup = min(_WARMUP, self.iterations / 10) if self.warmup is None else self.warmup
-        # How many seeds and what else is trained beside it decide nothing of this training.
-        decides = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("beside", "seeds", "pictures", "iterations", "lr", "warmup")
-        }
-        return SupervisedPlan(
-            name=self.name,
-            epochs=self.iterations / steps_per_epoch,
-            batch_size=batch,
-            accumulate=self.accumulate,
-            rate=self.lr,
-            min_rate=0.0,
-            warmup_epochs=warmup / steps_per_epoch,
-            precision=choose_precision(self.precision, task.device),
-            identity={**decides, "from_scratch": scratch},
-            schedule="steps",
-            evaluations=4,
         )
 
     def _pictures(self, task: "DetectionTask", found: "Mapping[str, list[FoundObjects]]") -> Mapping[str, Any]:
