@@ -17,8 +17,8 @@ import mae
 from mae.cli import main
 from mae.errors import Stopped, UsageError
 from mae.evaluation.common import supervised
+from mae.evaluation.common.beside import used_images
 from mae.evaluation.common.over_seeds import over_seeds, paired_difference
-from mae.evaluation.protocols.finetune_segmentation import FinetuneSegmentation
 from mae.evaluation.run import evaluate
 from mae.models.segmenter import Segmenter
 from mae.training.schedule import WarmupLinear
@@ -93,7 +93,7 @@ def test_the_file_predicts_what_was_evaluated(data: Path, saved: Path, tmp_path:
 
 def test_a_share_of_the_labels_lies_within_a_larger_one(data: Path, tmp_path: Path):
     task = evaluator(small_model(), data, tmp_path).segmentation_task(())
-    found = [FinetuneSegmentation(labels_used=share)._numbers(task).tolist() for share in ("25%", "50%", "100%")]
+    found = [used_images(task, share).tolist() for share in (0.25, 0.5, 1.0)]
     assert [len(numbers) for numbers in found] == [3, 6, 12]
     assert set(found[0]) < set(found[1]) < set(found[2])
 

@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.errors import UsageError
-from mae.evaluation.common.dense_finetuning import SCRATCH
+from mae.evaluation.common.dense_finetuning import SCRATCH, not_ours
 from mae.evaluation.common.over_seeds import over_seeds, paired_difference
 from mae.evaluation.common.task import DetectionTask, SegmentationTask, of_whole_images
 from mae.evaluation.extractors.open import open_extractor
@@ -42,14 +42,6 @@ def tasks_beside(task: _Task, others: Sequence[str]) -> dict[str, _Task]:
             raise UsageError(not_ours(name))
         found[name] = task.with_model(of_whole_images(other))
     return found
-
-
-def not_ours(name: str) -> str:
-    """Why a model cannot be fine-tuned that is none of this package."""
-    return (
-        f"{name} cannot be fine-tuned as it is; that needs a model of this package: bring it in with 'mae import "
-        f"{name} --out FILE.safetensors' and name the file"
-    )
 
 
 def seed_numbers(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -20,6 +20,14 @@ SCRATCH = "scratch"
 """Weights that were never trained."""
 
 
+def not_ours(name: str) -> str:
+    """Why a model cannot be fine-tuned that is none of this package."""
+    return (
+        f"{name} cannot be fine-tuned as it is; that needs a model of this package: bring it in with 'mae import "
+        f"{name} --out FILE.safetensors' and name the file"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class DenseFinetuning(EvaluationProtocol):
     """A training of the whole encoder under a head, and the same training of other weights beside it.
@@ -86,8 +94,6 @@ class DenseFinetuning(EvaluationProtocol):
 
     def why_not(self, extractor: "Extractor") -> str | None:
         """See `EvaluationProtocol`."""
-        from mae.evaluation.common.beside import not_ours
-
         if extractor.model is None or extractor.model.config is None:
             return not_ours(extractor.name)
         return None
