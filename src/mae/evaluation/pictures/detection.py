@@ -57,7 +57,7 @@ def draw_detections(
         )
         for picture, of in zip(pictures, truth, strict=True)
     ]
-    names = [[f"{images.item_name(number)}: {len(of)}"] for number, of in zip(numbers, truth, strict=True)]
+    names = [[f"{Path(images.item_name(number)).name}: {len(of)}"] for number, of in zip(numbers, truth, strict=True)]
     columns = [Column(name="labels", caption="", pictures=on_one_size(labelled), notes=names)]
     for who, each in found.items():
         drawn = [with_found(picture, of, class_names) for picture, of in zip(pictures, each, strict=True)]

@@ -75,7 +75,8 @@ def draw_nearest_patches(
     caption = [
         "Each row: a patch, framed and enlarged, and the nearest patches of other images, at most one an image.",
         "By the cosine of patch tokens. Each dimension has its mean and std over all patches taken off; place removed: "
-        "over the patches at the same place. Queries come from the half of an image's patches with the most contrast.",
+        "this model's, over those at the same place. Queries come from the half of an image's patches with the most "
+        "contrast.",
         *tones.notes,
     ]
     write_sheet(columns, title=title, caption=caption, path=path)

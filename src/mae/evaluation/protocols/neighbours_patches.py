@@ -20,7 +20,8 @@ _QUERIES = 256
 """Patches whose neighbours are counted, each on another image; the picture shows the first of them."""
 _COLOURED = 8
 """Images that are shown in colours."""
-_PLACE_REMOVED = f"{THIS_MODEL}, place removed"
+_PLACE_REMOVED = "place removed"
+"""What tables call this model without what its tokens share at each place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,7 @@ def _measured(
         ),
         "note": f"{len(images):,} patches, each on another image, and the {k} nearest of each on other images, at most "
         "one an image. Same place: how many of these lie where the query lies in its image, or touch that "
-        f"place; by chance {chance:.1%}. Also by: how many the baselines find too, which have learned nothing. In "
-        "colours: the share of variance in three principal components.",
+        f"place; by chance {chance:.1%}. Place removed: this model, without what all images share at a place. Also by: "
+        "how many the baselines find too, which have learned nothing. In colours: the share of variance in three "
+        "principal components.",
     }
