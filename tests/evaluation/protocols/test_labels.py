@@ -12,8 +12,9 @@ from tiny_task import evaluator, make_task, small_model, striped
 
 from mae.errors import UsageError
 from mae.evaluation.common.label_shares import draw_shares
+from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.common.task import LabelledTask
-from mae.evaluation.protocols.labels import Labels, read_share
+from mae.evaluation.protocols.labels import Labels
 
 FAST: dict[str, Any] = {"steps": 4, "batch_size": 16}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from mae.errors import UsageError
+from mae.evaluation.common.share_of_labels import read_share, shown_share
 from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol
-from mae.evaluation.protocols.labels import read_share, shown_share
 from mae.options import shown
 
 if TYPE_CHECKING:

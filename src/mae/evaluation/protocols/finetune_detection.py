@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mae.errors import UsageError
 from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
+from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResult
-from mae.evaluation.protocols.labels import read_share
 from mae.options import shown
 
 if TYPE_CHECKING:
