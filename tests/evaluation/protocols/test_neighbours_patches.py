@@ -147,6 +147,25 @@ def test_fewer_images_than_asked_and_images_of_other_shapes(saved: Path, tmp_pat
     assert nearest[0].pictures.shape[1] * 4 == nearest[0].pictures.shape[2]
 
 
+def test_models_see_whole_images(tmp_path: Path):
+    """A central crop of so wide an image would hold nothing of its bright end."""
+    seen = []
+
+    def watching(images: Tensor) -> Mapping[str, Tensor]:
+        seen.append(float(images.max()))
+        return textures(images)
+
+    (tmp_path / "wide").mkdir()
+    for number in range(2):
+        pixels = np.zeros((8, 64), dtype=np.uint8)
+        pixels[:, :8] = 250 - number
+        Image.fromarray(pixels).save(tmp_path / "wide" / f"{number}.png")
+    evaluate(
+        "neighbours_patches", by_function(watching, img_size=(8, 8)), data=tmp_path / "wide", out=tmp_path, **QUICK
+    )
+    assert max(seen) > 0.5
+
+
 def test_stored_tokens_give_the_same_and_another_seed_asks_for_other_patches(
     data: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
