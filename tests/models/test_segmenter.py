@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import run_script
 from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
@@ -190,3 +191,14 @@ def test_upernet_leaves_no_parameter_unused():
     model = segmenter(upernet_head(2, 6)).train()
     model(images_for(tiny_model()), torch.randint(3, (3, 16, 24))).loss.backward()
     assert not [name for name, weight in model.named_parameters() if weight.grad is None]
+
+
+@pytest.mark.slow
+def test_several_processes_have_loss_gradient_and_statistics_of_one(tmp_path: Path):
+    run_script(Path(__file__).with_name("segmenter_together.py"), tmp_path, seconds=200)
+    one = torch.load(tmp_path / "1-0.pt")
+    for size, rank in [(2, 0), (2, 1), (3, 0), (3, 2)]:
+        found = torch.load(tmp_path / f"{size}-{rank}.pt")
+        assert_close(found["loss"], one["loss"], rtol=1e-5, atol=1e-6)
+        assert_close(found["statistics"], one["statistics"], rtol=1e-4, atol=1e-6)
+        assert_close(found["gradient"], one["gradient"], rtol=2e-3, atol=2e-5)

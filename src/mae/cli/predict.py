@@ -1,7 +1,7 @@
 """`mae predict MODEL SOURCE`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -9,29 +9,33 @@ from mae.cli.early import check_use
 from mae.config import Device
 from mae.options import shown
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def run(args: list[str]) -> int:
-    """Write the classes of images to a file and say where it is."""
+    """Write what a model says of images to a file or a folder and say where it is."""
     return tyro.cli(predict, args=args, prog="mae predict")
 
 
 def predict(
     model: Annotated[str, tyro.conf.Positional],
     source: Annotated[str, tyro.conf.Positional],
-    out: Annotated[Path | None, shown("predictions.csv; the folder predictions for objects", "PATH")] = None,
+    out: Annotated[Path | None, shown("predictions.csv; of pixels and objects the folder predictions", "PATH")] = None,
     sheet: Annotated[Path | None, shown("none", "FILE.png")] = None,
     top: int = 5,
     data_root: Path = Path("data"),
     device: Device = "auto",
 ) -> int:
-    """Name the classes of images by a classifier, or find objects in them by a detector, that mae trained.
+    """Name the classes of images or of their pixels, or find objects, by a model that mae trained for it.
 
     Args:
         model: its file, or the folder of a run that holds one.
         source: a folder, a list file, a .zip or the name of a known set; of one with a test part that part.
-        out: a new .csv or .json: each image's name, its class, and the most probable classes with probabilities; of
-            a detector a new folder: a picture of each image with boxes, and COCO's json.
-        sheet: draw the surest and the least sure images of each predicted class too.
+        out: a new .csv or .json: each image's name, its class, and the most probable classes with probabilities. Of a
+            segmenter a new folder: for each image a PNG of its size with numbers of classes, and classes.txt. Of a
+            detector a new folder: a picture of each image with boxes, and COCO's json.
+        sheet: draw the surest and the least sure images of each predicted class too; of a segmenter some maps.
         top: classes in a row at the most.
         data_root: where sets known by name are kept.
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
@@ -43,30 +47,42 @@ def predict(
     from rich.console import Console
 
     from mae.evaluation.pictures import predict as prediction
-    from mae.evaluation.pictures import predicted_objects
+    from mae.evaluation.pictures import predict_maps, predicted_objects
     from mae.models.file import is_detector
     from mae.report.terminal.console import stage
-    from mae.text import visible
 
     console = Console()
+    where = out or Path("predictions.csv")
+    if (file := predict_maps.find_segmenter(Path(model))) is not None:
+        folder = out or Path("predictions")
+        with stage(console, f"Telling the classes of the pixels of {source}"):
+            maps = predict_maps.predict_maps(file, source, out=folder, sheet=sheet, data_root=data_root, device=device)
+        lines = [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {folder}"]
+        _tell(console, [*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
+        return 0
     if is_detector(Path(model)):
         folder = out or Path("predictions")
         with stage(console, f"Finding objects in {source}"):
             objects = predicted_objects.find_objects(model, source, out=folder, data_root=data_root, device=device)
         count = sum(len(of.scores) for of in objects.values())
-        line = f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"
-        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
+        text = f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"
+        _tell(console, [text])
         return 0
-    out = out or Path("predictions.csv")
     with stage(console, f"Naming the classes of {source}"):
         found = prediction.predict(
-            model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device, quiet=True
+            model, source, out=where, sheet=sheet, top=top, data_root=data_root, device=device, quiet=True
         )
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:
-        lines.append(f"{len(found.unreadable):,} files cannot be read; they stand at the end of {out}")
-    lines += [f"Classes in {out}", *([f"Look at {sheet}"] if sheet is not None else [])]
+        lines.append(f"{len(found.unreadable):,} files cannot be read; they stand at the end of {where}")
+    lines += [f"Classes in {where}", *([f"Look at {sheet}"] if sheet is not None else [])]
+    _tell(console, lines)
+    return 0
+
+
+def _tell(console: "Console", lines: list[str]) -> None:
+    from mae.text import visible
+
     for line in lines:
         console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
-    return 0

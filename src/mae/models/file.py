@@ -276,13 +276,23 @@ def is_classifier(path: Path, *, pools: bool = False) -> bool:
         path: the file.
         pools: whether it must have learned to make one vector of patch tokens, too.
     """
+    kind = _kind_in(path)
+    return kind in _CLASSIFIERS and (not pools or kind == POOLED_PROBE)
+
+
+def is_segmenter(path: Path) -> bool:
+    """Whether a file of this package holds a model of the classes of pixels; False where it cannot be read."""
+    return _kind_in(path) == SEGMENTER
+
+
+def _kind_in(path: Path) -> str | None:
+    """The kind of the model in a file of this package; None where it cannot be read."""
     try:
         check_header(path)
         with safe_open(path, framework="pt") as file:
-            record = _read_record(path, file.metadata() or {})
-            return record.kind in _CLASSIFIERS and (not pools or record.kind == POOLED_PROBE)
-    except (OSError, SafetensorError, MAEError, UsageError):
-        return False
+            return _read_record(path, file.metadata() or {}).kind
+    except (OSError, SafetensorError, MAEError):
+        return None
 
 
 def is_detector(path: Path) -> bool:

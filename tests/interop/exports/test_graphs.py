@@ -194,7 +194,7 @@ def test_other_forms_refuse_a_probe(form: str, tmp_path: Path) -> None:
     pytest.importorskip(FORMATS[form].needs[0] if FORMATS[form].needs else "torch")
     model = tiny_model(**SHALLOW, img_size=16, **STATISTICS)
     save(PooledProbe(encoder=model.encoder, num_classes=3, config=model.config), tmp_path / "p.safetensors")
-    with pytest.raises(UsageError, match=f"^--to {form} has no place for a probe .*; use onnx, torch-export, safet"):
+    with pytest.raises(UsageError, match=f"^--to {form} has no place for the head .*; use onnx, torch-export, safet"):
         export.export_model(tmp_path / "p.safetensors", to=form, out=tmp_path / "out")
 
 

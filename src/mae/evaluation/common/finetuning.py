@@ -16,6 +16,7 @@ from mae.evaluation.extractors.batches import computed_batches
 from mae.layers.lora import merge_lora
 from mae.modalities.images.mixup import erase, mix
 from mae.models.classifier import (
+    Classifier,
     ImageClassifier,
     build_classifier,
     train_biases,
@@ -106,7 +107,7 @@ def save(file: Path, model: PretrainedEncoder, task: Task, *, from_scratch: bool
     save_model(plain, file, metadata)
 
 
-def rank(task: LabelledTask, classifier: ImageClassifier, *, top: int) -> Int64[Tensor, "m top"]:
+def rank(task: LabelledTask, classifier: Classifier, *, top: int) -> Int64[Tensor, "m top"]:
     """The classes of each readable test image by falling score, at most as many as there are."""
     top = min(top, task.num_classes)
     batches = computed_batches(

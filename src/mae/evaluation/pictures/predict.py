@@ -103,7 +103,7 @@ def predict(
     classifier = model if isinstance(model, Classifier) else load_classifier(path)
     where = choose_device(device)
     wanted = model_extractor(deepcopy(classifier).to(where), name="classifier")
-    images = _images(concealed(str(source)), Path(data_root), wanted.preprocessing, Console(quiet=quiet))
+    images = images_for(concealed(str(source)), Path(data_root), wanted.preprocessing, Console(quiet=quiet))
     numbers, shares, unreadable = _probabilities(wanted, images, where)
     found = Predictions(
         names=tuple(images.item_name(number) for number in numbers.tolist()),
@@ -164,7 +164,7 @@ def load_classifier(path: Path | None) -> Classifier:
     return model
 
 
-def _images(source: str, data_root: Path, wanted: Preprocessing, console: Console) -> ImageSet:
+def images_for(source: str, data_root: Path, wanted: Preprocessing, console: Console) -> ImageSet:
     """The images with the classifier's channels, however many of their files are broken."""
     in_chans, channels, nodata, pixel_dtype = wanted.reading
     images = load_images(

@@ -26,20 +26,20 @@ def draw_segmentation(
     images: ImageSet,
     wanted: Preprocessing,
     rows: Int64[Tensor, " s"],
-    truth: UInt8[Tensor, "s H W"],
+    truth: UInt8[Tensor, "s H W"] | None,
     predicted: Mapping[str, UInt8[Tensor, "s H W"]],
     *,
     class_names: tuple[str, ...],
     title: str,
     path: Path,
 ) -> None:
-    """Write some test images, their masks and the maps predicted by each model as one PNG.
+    """Write some images, their masks and the maps predicted by each model as one PNG.
 
     Args:
         images: the test images.
         wanted: how they are resized and normalised.
         rows: which of the readable ones are shown.
-        truth: the masks of these.
+        truth: the masks of these; None: there are none.
         predicted: the maps of these, by model.
         class_names: the classes, in the order of their numbers.
         title: printed above.
@@ -52,27 +52,32 @@ def draw_segmentation(
     crops = torch.cat(list(batches))
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(images.channel_names))
     colours = class_colours(len(class_names))
-    shares = {who: (maps == truth).flatten(1) for who, maps in predicted.items()}
-    counted = (truth != IGNORED).flatten(1)
-    notes = {
-        who: [
-            [f"{float((right & some).sum() / some.sum().clamp(min=1)):.0%} of pixels right"]
-            for right, some in zip(of, counted, strict=True)
-        ]
-        for who, of in shares.items()
-    }
     names = [[images.item_name(number)] for number in images.readable[rows].tolist()]
     columns = [
         Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=names),
-        Column(name="mask", caption="as labelled; white: does not count", pictures=colours[truth.long()]),
+        *([] if truth is None else [_mask_column(truth, colours)]),
         *(
-            Column(name=who, caption="predicted", pictures=colours[maps.long()], notes=notes[who])
+            Column(name=who, caption="predicted", pictures=colours[maps.long()], notes=_rightness(maps, truth))
             for who, maps in predicted.items()
         ),
     ]
-    caption = [" ".join([f"{len(rows)} of {len(images.readable):,} test images.", *tones.notes])]
+    kind = "images" if truth is None else "test images"
+    caption = [" ".join([f"{len(rows)} of {len(images.readable):,} {kind}.", *tones.notes])]
     legend = dict(zip(class_names, colours, strict=False))
     write_sheet(columns, title=title, caption=caption, legend=legend, path=path)
+
+
+def _mask_column(truth: UInt8[Tensor, "s H W"], colours: Float[Tensor, "256 3"]) -> Column:
+    return Column(name="mask", caption="as labelled; white: does not count", pictures=colours[truth.long()])
+
+
+def _rightness(maps: UInt8[Tensor, "s H W"], truth: UInt8[Tensor, "s H W"] | None) -> list[list[str]]:
+    """How much of each map is right, as notes."""
+    if truth is None:
+        return [[] for _ in maps]
+    right, counted = (found.flatten(1) for found in (maps == truth, truth != IGNORED))
+    shares = [float((one & some).sum() / some.sum().clamp(min=1)) for one, some in zip(right, counted, strict=True)]
+    return [[f"{share:.0%} of pixels right"] for share in shares]
 
 
 def spread(total: int, count: int) -> Int64[Tensor, " s"]:

@@ -61,7 +61,9 @@ def model_card(
     has_decoder = whole and isinstance(model, MaskedAutoencoder)
     encoder = "the encoder of a masked autoencoder" if is_mae else "a vision transformer's encoder"
     title = "A masked autoencoder" if has_decoder else encoder.capitalize()
-    task = "image-feature-extraction" if classes is None else "image-classification"
+    kind = "classifier" if classes is None or classes.head is None else "segmenter"
+    task = {"classifier": "image-classification", "segmenter": "image-segmentation"}[kind]
+    task = "image-feature-extraction" if classes is None else task
     cards = Environment(
         loader=PackageLoader("mae.interop.exports", "."),
         autoescape=False,  # Markdown: what comes from files passes through the filter `cell`
@@ -75,7 +77,7 @@ def model_card(
         licence_id=_licence_id(licence),
         library=library,
         tags=["masked-autoencoder", task] if is_mae else [task],
-        title=title if classes is None else f"An image classifier on {encoder}",
+        title=title if classes is None else f"An image {kind} on {encoder}",
         model=_model(model, config),
         decoder=_decoder(config) if has_decoder else [],
         head=[] if classes is None else _head(classes),
@@ -207,11 +209,12 @@ def _accuracies(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _limits(config: MethodConfig, classes: Classes | None, *, is_mae: bool) -> list[str]:
+    what = "image" if classes is None or classes.head is None else "pixel"
     trained = "It was trained without labels and" if is_mae else "How it was trained is unknown. It"
     lines = [
         f"{trained} predicts no classes; its features need a head of your own."
         if classes is None
-        else "It predicts one of its classes for every image, including those that show none of them.",
+        else f"It predicts one of its classes for every {what}, including those that show none of them.",
         "Its features suit images like those it was trained on. Test it before you rely on it for other kinds.",
     ]
     if config.encoder.pos_embed == "learned":

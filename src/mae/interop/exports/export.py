@@ -25,6 +25,7 @@ from mae.interop.imports.open import open_model
 from mae.models.classifier import Classifier, ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.segmenter import Segmenter
 
 TOLERANCE = 1e-5
 """Largest difference from the library's outputs, relative to the largest value, in float32."""
@@ -69,9 +70,10 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
     if missing := [name for name in export_format.needs if find_spec(name) is None]:
         raise UsageError(f"--to {to} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     model, report = open_model(path)
-    if isinstance(model, Classifier) and not isinstance(model, ImageClassifier) and not export_format.any_head:
+    has_head = isinstance(model, Classifier | Segmenter) and not isinstance(model, ImageClassifier)
+    if has_head and not export_format.any_head:
         able = ", ".join(name for name, each in FORMATS.items() if each.any_head)
-        raise UsageError(f"--to {to} has no place for a probe such as {path}; use {able}, or export its run")
+        raise UsageError(f"--to {to} has no place for the head of {path}; use {able}, or export its run")
     export_format.check(model)
     staging = None
     try:

@@ -27,6 +27,7 @@ from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.segmenter import Segmenter
 from mae.records import write_json
 
 _WEIGHTS = "model.safetensors"
@@ -298,7 +299,7 @@ def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
     facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
     if config.tokenizer.pixel_dtype is not None:
         facts["pixel_dtype"] = config.tokenizer.pixel_dtype
-    if isinstance(model, Classifier) and model.class_names:
+    if isinstance(model, Classifier | Segmenter) and model.class_names:
         facts["class_names"] = json.dumps(model.class_names)
     return facts | ({} if licence is None else {"licence": licence})
 

@@ -16,6 +16,7 @@ from mae.encoders.vit import Features
 from mae.models.classifier import Classifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.segmenter import Segmenter
 
 TRACED_BATCH = 2
 """A batch size of 1 would be traced as a constant."""
@@ -26,7 +27,7 @@ _LARGE = 1 << 30
 
 
 class FeatureGraph(nn.Module):
-    """The features of whole images: all tokens, their summaries, and a classifier's logits.
+    """The features of whole images: all tokens, their summaries, and the logits of a head.
 
     Args:
         model: used, not copied.
@@ -40,6 +41,7 @@ class FeatureGraph(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> dict[str, Tensor]:
         """`tokens [B, L, D]` after the last norm, `mean [B, D]` of the patch tokens, `cls [B, D]`, `logits [B, K]`.
 
+        A segmenter's `logits` are `[B, K, H, W]`, those of the pixels of images of its size.
         Also `learned [B, D]` where the classifier pools the patch tokens by what it learned.
         """
         encoder = self.model.encoder
@@ -53,6 +55,8 @@ class FeatureGraph(nn.Module):
             outputs["logits"] = self.model.classify(features)
             if self.model.pooling is not None:
                 outputs["learned"] = self.model.pooling(patches)
+        if isinstance(self.model, Segmenter):
+            outputs["logits"] = self.model(images)
         return outputs
 
 

@@ -1,0 +1,52 @@
+"""`mae predict` by a segmenter: maps as files, names, a picture."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from drawn_masks import drawn_masks
+from PIL import Image
+from tiny import tiny_config
+
+import mae
+from mae.cli import main
+from mae.models.segmenter import Segmenter, build_segmenter, upernet_head
+
+
+@pytest.fixture
+def segmenter(tmp_path: Path) -> Segmenter:
+    torch.manual_seed(0)
+    model = build_segmenter(
+        tiny_config(img_size=16, in_chans=1, mean=(0.5,), std=(0.25,)),
+        head=upernet_head(2, 8),
+        num_classes=3,
+        class_names=("lying", "standing", "plain"),
+        drop_path=0.0,
+        pretrained=None,
+    ).eval()
+    torch.nn.init.normal_(model.head.classes.weight)  # so that maps hold several classes
+    mae.save(model, tmp_path / "training" / "segmenter.safetensors")
+    return model
+
+
+@pytest.mark.parametrize("named", ["training", "training/segmenter.safetensors"])
+def test_each_image_gets_a_map_of_its_size(
+    segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+):
+    images = drawn_masks(tmp_path / "data", test=3) / "val" / "images"
+    Image.fromarray(np.zeros((7, 90), dtype=np.uint8)).save(images / "long one.png")
+    (images / "broken.png").write_bytes((images / "0.png").read_bytes()[:60])
+    out, sheet = tmp_path / "maps", tmp_path / "sheet.png"
+    words = ["predict", str(tmp_path / named), str(images), "--out", str(out), "--sheet", str(sheet)]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["0.png", "1.png", "2.png", "classes.txt", "long-one.png"]
+    assert (out / "classes.txt").read_text() == "lying\nstanding\nplain\n"
+    for path in images.glob("[0-9l]*.png"):
+        found = np.array(Image.open(out / path.name.replace(" ", "-")))
+        assert np.array_equal(found, segmenter.predict(path)[0].numpy())
+    shown = capsys.readouterr().out
+    assert "4 images" in shown and "broken.png" in shown and f"Look at {sheet}" in shown
+    with Image.open(sheet) as picture:
+        assert picture.width > 300
+    assert main([*words, "--device", "cpu"]) == 2  # nothing is overwritten
