@@ -95,7 +95,33 @@ def seeds() -> dict[str, list[bytes]]:
         "model": [_model()],
         "weights": [_saved(is_archive=True), _saved(is_archive=False)],
         "features": [_array(np.ones((3, 2), np.float32)), _array(np.ones((2, 4), np.float16)), _array(np.arange(3))],
+        "coco": [_coco()],
+        "yolo": [b"0 0.5 0.5 0.2 0.4\n1 .1 .1 .9 .1 .5 .9\n", b"1 0.1 0.1 0.9 0.1 0.5 0.9\n"],
+        "yaml": [b"names: [cat, 'a dog', \"x\"] # two\ntrain: images\n", b"names:\n  0: cat\n  1: dog\npath: ../a\n"],
+        "voc": [_VOC, b'<?xml version="1.0" encoding="utf-8"?>' + _VOC],
     }
+
+
+def _coco() -> bytes:
+    """Every kind of outline, on images of 6 x 8 pixels."""
+    outlines = [
+        [[1, 1, 5, 1, 5, 5]],
+        {"size": [6, 8], "counts": [10, 5, 33]},
+        {"size": [6, 8], "counts": "d0330004NN"},
+        [[0, 0, 9, 0, 9, 7], [2.5, 2, 4, 2, 4, 4, 2, 4]],
+    ]
+    annotations = [
+        {"id": row, "image_id": row % 2, "category_id": 1, "bbox": [1, 1, 4, 4], "segmentation": outline, "iscrowd": 0}
+        for row, outline in enumerate(outlines)
+    ]
+    pictures = [{"id": row, "file_name": f"{name}.png", "height": 6, "width": 8} for row, name in enumerate("ab")]
+    return json.dumps({"images": pictures, "annotations": annotations, "categories": [{"id": 1, "name": "c"}]}).encode()
+
+
+_VOC = (
+    b"<annotation><size><width>8</width><height>6</height></size><object><name>c</name><difficult>1</difficult><bndbox>"
+    b"<xmin>1</xmin><ymin>2</ymin><xmax>5</xmax><ymax>6.5</ymax></bndbox></object></annotation>"
+)
 
 
 def _every_option() -> dict[str, object]:
@@ -135,6 +161,16 @@ class Desk:
         (folder / "list" / "a.png").write_bytes(containers.picture())
         (folder / "named" / "a.png").write_bytes(containers.picture())
         (folder / "features" / "key.json").write_text('{"arrays": ["x"]}')
+        for place in ("coco", "yolo/images", "yaml/images", "voc/images"):
+            for name in "ab":
+                path = folder / place / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(containers.picture())
+        for place in ("yolo/labels", "yaml/labels", "voc/annotations"):
+            (folder / place).mkdir()
+        (folder / "yolo" / "labels" / "b.txt").write_bytes(b"0 0.5 0.5 0.5 0.5\n")
+        (folder / "yaml" / "labels" / "b.txt").write_bytes(b"0 0.5 0.5 0.5 0.5\n")
+        (folder / "voc" / "annotations" / "b.xml").write_bytes(_VOC)
         self._places = {
             "image": ("image", "image.bin", ""),
             "zip": ("source", "archive.zip", ""),
@@ -146,6 +182,10 @@ class Desk:
             "model": ("model", "model.safetensors", ""),
             "weights": ("weights", "weights.pth", ""),
             "features": ("features", "features/x.npy", "features"),
+            "coco": ("labels", "coco/labels.json", "coco"),
+            "yolo": ("labels", "yolo/labels/a.txt", "yolo"),
+            "yaml": ("labels", "yaml/data.yaml", "yaml"),
+            "voc": ("labels", "voc/annotations/a.xml", "voc"),
         }
 
     def lay(self, kind: str, data: bytes) -> tuple[str, Path]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mae.config import RunConfig
 from mae.core.method import MethodConfig
+from mae.data.annotations.detection import open_detection
 from mae.data.dataset import sampled
 from mae.data.dataset.channels import ImageFormat
 from mae.data.dataset.reading import ImageReader
@@ -116,6 +117,19 @@ def read_features(path: Path) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
+def read_labels(path: Path) -> str:
+    """How many objects the labels of a folder hold; every outline is drawn."""
+    data, count = open_detection(path), 0
+    for split in (data.train, data.test):
+        for number in range(len(split.source)):
+            objects = split.objects(number)
+            assert (objects.boxes[:, :2] < objects.boxes[:, 2:]).all() and (objects.boxes >= 0).all()
+            if objects.outlines is not None:
+                objects.masks(6, 8)
+            count += len(objects)
+    return f"{count} objects"
+
+
 def take_memory(path: Path) -> str:
     """Takes 2 GiB, to see that the limit bites."""
     return str(np.ones(2 << 30, dtype=np.uint8).sum())
@@ -136,5 +150,6 @@ READERS: dict[str, Callable[[Path], str]] = {
     "weights": read_weights,
     "checkpoint": read_checkpoint,
     "features": read_features,
+    "labels": read_labels,
 }
 CANARIES: dict[str, Callable[[Path], str]] = {"memory": take_memory, "spin": spin}

@@ -140,6 +140,8 @@ def annotation(**changes: object) -> dict:
         ({"images": [{"id": 100, "file_name": "/etc/passwd"}]}, "expected a path inside the folder"),
         ({"images": [{"id": 100, "file_name": "C:\\secret.jpg"}]}, "expected a path inside the folder"),
         ({"annotations": [], "images": [{"id": 100, "file_name": "absent.jpg"}]}, "none of the labelled images"),
+        ({"annotations": [], "images": [{"id": 1, "file_name": "a" * 5000 + ".jpg"}]}, "none of the labelled images"),
+        ({"annotations": [], "images": [{"id": 1, "file_name": "a\0.jpg"}]}, "expected a path inside the folder"),
         ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]}, "two categories have one name"),
     ],
 )

@@ -88,12 +88,20 @@ def test_boxes_are_cut_at_the_edges_and_empty_ones_left_out(tmp_path: Path):
     assert len(split.written[row]) == 3
 
 
-def test_labels_for_another_size_are_refused(tmp_path: Path):
+@pytest.mark.parametrize("size", [(10, 20), (19, 10), (20, 9)])
+def test_labels_for_another_size_are_refused(tmp_path: Path, size: tuple[int, int]):
     voc(tmp_path)
     for number in range(5):
-        labels(tmp_path / "Annotations" / f"{number}.xml", ("cat", [1, 1, 5, 5]), size=(10, 20))
-    with pytest.raises(MAEError, match="10 x 20 pixels, and its labels are for 20 x 10"):
+        labels(tmp_path / "Annotations" / f"{number}.xml", ("cat", [1, 1, 5, 5]), size=size)
+    with pytest.raises(MAEError, match=f"10 x 20 pixels, and its labels are for {size[1]} x {size[0]}"):
         open_detection(tmp_path).train.objects(0)
+
+
+def test_a_size_of_0_tells_nothing(tmp_path: Path):
+    voc(tmp_path)
+    for number in range(5):
+        labels(tmp_path / "Annotations" / f"{number}.xml", ("cat", [1, 1, 5, 5]), size=(0, 0))
+    assert len(open_detection(tmp_path).train.objects(0)) == 1
 
 
 def test_the_version_changes_with_the_labels(tmp_path: Path):

@@ -120,6 +120,10 @@ def test_classes_without_a_name_are_refused_but_read_for_the_doctor(tmp_path: Pa
         ("train: elsewhere\n" + NAMES, "names elsewhere, which is not in the folder"),
         ("train: ../..\n" + NAMES, "which is not in the folder"),
         ("train: /etc\n" + NAMES, "names /etc, which is not in the folder"),
+        ("train: //etc\n" + NAMES, "names //etc, which is not in the folder"),
+        ("path: ..\ntrain: secret\n" + NAMES, "names secret, which is not in the folder"),
+        (f"train: {'a' * 5000}\n" + NAMES, "which is not in the folder"),
+        ("train: long.txt\n" + NAMES, "no image has labels"),
         ("train: list.txt\n" + NAMES, "expected a path inside the folder"),
         ("train: images\nnames:\n  1: cat\n", "expected a list, or a mapping"),
     ],
@@ -127,6 +131,8 @@ def test_classes_without_a_name_are_refused_but_read_for_the_doctor(tmp_path: Pa
 def test_yaml_that_leads_out_of_the_folder_is_refused(tmp_path: Path, told: str, message: str):
     image(tmp_path / "images" / "1.jpg")
     write(tmp_path / "labels" / "1.txt")
+    write(tmp_path / "long.txt", "a" * 5000 + ".jpg\n")
+    (tmp_path.parent / "secret").mkdir(exist_ok=True)
     write(tmp_path / "list.txt", "images/1.jpg\n../../secret.jpg\n")
     write(tmp_path / "data.yaml", told)
     with pytest.raises((UsageError, MAEError), match=message):
@@ -154,3 +160,11 @@ def test_yaml_is_read_as_pyyaml_reads_it(text: str):
 
     expected = {key: plain(value) for key, value in yaml.safe_load(text).items() if value is not None}
     assert read_plain_yaml(text) == expected
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["a" + " " * (1 << 20) + "b", "names: [\n" + "a,\n" * (1 << 18), "'" * (1 << 20), "a:" * (1 << 19)]
+)
+def test_hostile_yaml_takes_no_more_time_than_its_length(text: str):
+    read_plain_yaml(text)

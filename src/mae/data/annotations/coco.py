@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import isfile  # which takes a name that no file can have for none
 from pathlib import Path
 from typing import Annotated
 
@@ -152,7 +153,7 @@ def _folder(root: Path, path: Path, names: Sequence[str]) -> Path:
     part = [word for _, words in PARTS for word in words if word in re.split("[^a-z]+", path.stem.lower())]
     folders = [path.parent, *(base / inner for inner in (told, *part) for base in (root, root / "images"))]
     folders += [root / "images", root]
-    return max(folders, key=lambda folder: sum((folder / name).is_file() for name in names[:_TRIED]))
+    return max(folders, key=lambda folder: sum(isfile(folder / name) for name in names[:_TRIED]))
 
 
 def _objects(file: _File, ids: list[int], *, path: Path) -> list[Objects]:

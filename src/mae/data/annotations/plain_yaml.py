@@ -6,7 +6,7 @@ from typing import TypeAlias
 Value: TypeAlias = str | list[str] | dict[str, str]
 
 _ITEM = re.compile(r"""'((?:[^']|'')*)'|"([^"]*)"|([^\s,'"][^,]*)""")
-_KEY = re.compile(r"""^(?:'([^']*)'|"([^"]*)"|([^\s'"#\[{-][^:]*?))\s*:(?:\s+(.*))?$""")
+_KEY = re.compile(r"""^(?:'([^']*)'\s*|"([^"]*)"\s*|([^\s'"#\[{-][^:]*)):(?:\s+(.*))?$""")
 
 
 def read_plain_yaml(text: str) -> dict[str, Value]:
@@ -24,10 +24,11 @@ def read_plain_yaml(text: str) -> dict[str, Value]:
             continue
         name, rest = key
         if rest[:1] in ("[", "{"):  # to the line that closes it
-            while not _uncommented(rest).endswith("]" if rest[0] == "[" else "}") and at < len(lines):
-                rest = f"{_uncommented(rest)} {lines[at].strip()}"
+            pieces = [_uncommented(rest)]
+            while not pieces[-1].endswith("]" if rest[0] == "[" else "}") and at < len(lines):
+                pieces.append(_uncommented(lines[at].strip()))
                 at += 1
-            found[name] = _bracketed(_uncommented(rest))
+            found[name] = _bracketed(" ".join(pieces))
         elif rest:
             found[name] = _plain(rest)
         else:
@@ -61,7 +62,7 @@ def _entry(text: str) -> tuple[str, str] | None:
         return None
     *names, rest = match.groups()
     rest = (rest or "").strip()
-    return next(name for name in names if name is not None), "" if rest.startswith("#") else rest
+    return next(name for name in names if name is not None).rstrip(), "" if rest.startswith("#") else rest
 
 
 def _uncommented(text: str) -> str:

@@ -30,8 +30,8 @@ class _Labels:
     boxes: list[list[float]]
     difficult: list[bool]
 
-    def objects(self, class_names: list[str]) -> Objects:
-        return objects_of(self.boxes, [class_names.index(name) for name in self.names], self.difficult)
+    def objects(self, numbers: dict[str, int]) -> Objects:
+        return objects_of(self.boxes, [numbers[name] for name in self.names], self.difficult)
 
 
 def read(root: Path, *, name: str) -> Written | None:
@@ -52,12 +52,13 @@ def read(root: Path, *, name: str) -> Written | None:
         return None
     labels = {part: [_labels(xml) for _, xml in labelled] for part, labelled in pairs.items()}
     class_names = sorted({label for read in labels.values() for each in read for label in each.names})
+    numbers = {label: number for number, label in enumerate(class_names)}
     parts = {}
     for part, each in labels.items():
         source, rows = open_files(root, [image for image, _ in pairs[part]])
         parts[part] = WrittenPart(
             source=check_any(source, part=part, name=name),
-            objects=[each[row].objects(class_names) for row in rows],
+            objects=[each[row].objects(numbers) for row in rows],
             sizes=np.array([each[row].size for row in rows], dtype=np.int64),
         )
     without = sum(map(len, found.values())) - sum(map(len, pairs.values()))

@@ -1,5 +1,6 @@
 """YOLO's labels: a text file for each image, a line an object, in shares of the image's sides."""
 
+from os.path import exists, isfile  # which take a name that no file can have for none
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -32,7 +33,7 @@ def read(root: Path, *, name: str) -> Written | None:
     images = _images(root, told, name)
     names = None if told is None else _names(told["names"], name)
     labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}
-    if not any(path.is_file() for paths in labels.values() for path in paths):
+    if not any(isfile(path) for paths in labels.values() for path in paths):
         if told is None:
             return None
         raise UsageError(f"{name}: no image has labels; expected labels/1.txt for images/1.jpg")
@@ -44,7 +45,7 @@ def read(root: Path, *, name: str) -> Written | None:
     for part, paths in images.items():
         source, rows = open_files(root, paths)
         files = [labels[part][row] for row in rows]
-        without += sum(not path.is_file() for path in files)
+        without += sum(not isfile(path) for path in files)
         parts[part] = WrittenPart(
             source=check_any(source, part=part, name=name),
             objects=[_objects(path, None if names is None else len(names)) for path in files],
@@ -102,10 +103,8 @@ def _at(root: Path, value: Value, base: Value | None, name: str) -> list[str]:
     """
     paths: list[str] = []
     for place in [value] if isinstance(value, str) else value:
-        plain = PurePosixPath(place.replace("\\", "/"))
-        parts = [part for part in plain.parts if part not in ("..", "/")]
-        below_base = [PurePosixPath(base).name, *parts] if isinstance(base, str) else parts
-        found = next((root.joinpath(*each) for each in (parts, below_base) if root.joinpath(*each).exists()), None)
+        parts, based = _steps(place), [*(_steps(base)[-1:] if isinstance(base, str) else []), *_steps(place)]
+        found = next((path for each in (parts, based) if exists(path := root.joinpath(*each))), None)
         if found is None or not parts:
             raise UsageError(
                 f"{name}: the YAML file names {place:.200}, which is not in the folder; write its path there"
@@ -116,6 +115,11 @@ def _at(root: Path, value: Value, base: Value | None, name: str) -> list[str]:
             lines = read_text(found, max_bytes=_MOST_BYTES).splitlines()
             paths += [check_inside(line.strip(), name=str(found)) for line in lines if line.strip()]
     return paths
+
+
+def _steps(path: str) -> list[str]:
+    """The folders of a path, none of which leads up."""
+    return [part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")]
 
 
 def _below(root: Path, folder: Path) -> list[str]:
@@ -134,7 +138,7 @@ def _labels_of(image: str) -> str:
 
 def _objects(path: Path, most: int | None) -> Objects:
     """The objects in one file, of classes below `most`; others are -1."""
-    lines = read_text(path, max_bytes=_MOST_BYTES).splitlines() if path.is_file() else []
+    lines = read_text(path, max_bytes=_MOST_BYTES).splitlines() if isfile(path) else []
     boxes, classes, outlines = [], [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

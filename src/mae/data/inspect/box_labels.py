@@ -9,6 +9,7 @@ from jaxtyping import Float64, Int64
 from mae.data.annotations.detection import DetectionData, DetectionSplit
 from mae.data.annotations.objects import RunLengths
 from mae.data.inspect.labelled_images import (
+    Level,
     Seen,
     copies,
     fault,
@@ -80,7 +81,7 @@ class _Boxes:
     names: list[str]
     normalised: bool
 
-    def told(self, name: str, which: np.ndarray, what: str, advice: str, level: str | None = None) -> Finding:
+    def told(self, name: str, which: np.ndarray, what: str, advice: str, level: Level | None = None) -> Finding:
         """A finding on some of the boxes."""
         found = [self.names[row] for row in np.flatnonzero(which)]
         return fault(name, found, of=len(self.names), what=f"boxes {what}", advice=advice, level=level)

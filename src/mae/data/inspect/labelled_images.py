@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from mae.findings import Finding
 SPOILT = 0.01
 """Share of objects or images from which a fault spoils what is trained on them; one among hundreds is drowned."""
 _SHOWN = 3
+Level = Literal["note", "warn", "stop"]
+"""How grave a fault is, see `Finding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +64,12 @@ def look_at(source: FileSource) -> list[Seen | str]:
         return list(pool.map(look, range(len(source))))
 
 
-def share_level(count: int, of: int) -> str:
+def share_level(count: int, of: int) -> Level:
     """`stop` where a fault is in so many of all that it spoils training, else `warn`."""
     return "stop" if count > SPOILT * of else "warn"
 
 
-def fault(name: str, found: Sequence[str], *, of: int, what: str, advice: str, level: str | None = None) -> Finding:
+def fault(name: str, found: Sequence[str], *, of: int, what: str, advice: str, level: Level | None = None) -> Finding:
     """A finding on some of many things; `ok` where `found` is empty.
 
     Args:
@@ -82,7 +85,7 @@ def fault(name: str, found: Sequence[str], *, of: int, what: str, advice: str, l
     files = list(dict.fromkeys(found))
     more = f" and {len(files) - _SHOWN:,} more files" if len(files) > _SHOWN else ""
     value = f"{len(found):,} of {of:,} {what}: {', '.join(files[:_SHOWN])}{more}"
-    return Finding(name=name, level=level or share_level(len(found), of), value=value, advice=advice)  # type: ignore[arg-type]
+    return Finding(name=name, level=level or share_level(len(found), of), value=value, advice=advice)
 
 
 def unreadable(seen: Sequence[Seen | str]) -> Finding:
