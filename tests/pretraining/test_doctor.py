@@ -18,7 +18,7 @@ from mae.cli import main
 from mae.errors import MAEError, UsageError
 from mae.findings import Finding
 from mae.pretraining.checks import doctor
-from mae.pretraining.checks.doctor import Diagnosis, refuse
+from mae.report.terminal.diagnosis import Diagnosis, refuse
 
 pytestmark = [pytest.mark.doctor, pytest.mark.slow]
 MODEL = "--model mae_vit_lesson_patch4 --img-size 8 --patch-size 2 --batch-size 16 --steps 4 --device cpu".split()

@@ -30,7 +30,8 @@ def run(args: list[str]) -> int:
 
     told = side_console()
     with stage(told, "Loading PyTorch"):
-        from mae.pretraining.checks.doctor import examine_run, examine_source, show_diagnosis
+        from mae.pretraining.checks.doctor import examine_run, examine_source
+        from mae.report.terminal.diagnosis import show_diagnosis
 
     if is_run:
         if more := given - {"device", "source"}:

@@ -43,7 +43,7 @@ def labels(
     with stage(told, "Loading PyTorch"):
         from mae.data.inspect.labels import inspect_labels
         from mae.evaluation.pictures.labels import draw_labels
-        from mae.pretraining.checks.doctor import Diagnosis, show_diagnosis
+        from mae.report.terminal.diagnosis import Diagnosis, show_diagnosis
 
     began = time.monotonic()
     with stage(told, f"Reading the images and labels of {folder}"):

@@ -20,6 +20,7 @@ from mae.data.sources.open import open_held_out, open_labelled
 from mae.errors import UsageError
 from mae.evaluation import protocols
 from mae.evaluation.common import finetuning
+from mae.evaluation.common.dense_finetuning import DenseFinetuning
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
@@ -29,6 +30,7 @@ from mae.evaluation.common.verdict import COMMONEST, Verdict, overall, verdict_o
 from mae.evaluation.extractors.extractor import Extractor, show_loaded
 from mae.evaluation.extractors.feature_store import FeatureStore
 from mae.evaluation.extractors.open import open_extractor, usual_folder
+from mae.evaluation.label_check import check_labels
 from mae.evaluation.pictures.confused import draw_confused
 from mae.evaluation.pictures.pooling import draw_pooling
 from mae.evaluation.protocol import DetectionProtocol, EvaluationProtocol, ProtocolResult, SegmentationProtocol
@@ -287,6 +289,8 @@ class Evaluator:
             raise UsageError(reason)
         began = time.monotonic()
         task = self._task_of(protocol)
+        if isinstance(protocol, DenseFinetuning) and protocol.doctor:
+            self.world.from_main(partial(self._check_labels, protocol, task))
         # The caller's random numbers stay as they are.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), explained_memory_failure(_LESS_MEMORY):
             result = protocol.run(task)
@@ -329,6 +333,15 @@ class Evaluator:
         if record.classifier is not None:
             self._print(f"Name the classes of other images: {shlex.join(['mae', 'predict', str(weights), 'IMAGES'])}")
         return result, record, verdict
+
+    def _check_labels(self, protocol: DenseFinetuning, task: Any) -> None:
+        check_labels(
+            self._spec,
+            task.data.train,
+            ignore=getattr(protocol, "ignore", ()),
+            picture=self.folder / "evaluation" / f"{protocol.name}-labels.png",
+            console=self.console,
+        )
 
     def _draw(self, result: ProtocolResult, task: LabelledTask | None, title: str, record: Path) -> dict[str, str]:
         """The pictures of a result, by what they show; drawn by the main process."""

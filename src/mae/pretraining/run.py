@@ -24,7 +24,7 @@ from mae.models.file import load_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import baselines_of, check_disk, check_model, fresh_model, make_trainer, panel_drawer
-from mae.pretraining.checks.doctor import examine, refuse, show_diagnosis
+from mae.pretraining.checks.doctor import examine
 from mae.pretraining.resolve import (
     RunContext,
     default_place,
@@ -41,6 +41,7 @@ from mae.recipes import recipe_config
 from mae.records import write_json
 from mae.report.html.watch import write_watch_page
 from mae.report.terminal.console import ProgressDisplay, stage
+from mae.report.terminal.diagnosis import refuse, show_diagnosis
 from mae.text import visible
 from mae.training.checkpoint import remove_leftovers, usable_checkpoint
 from mae.training.device import explained_memory_failure

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 import mae
 from mae.data.annotations.detection import open_detection
 from mae.data.annotations.objects import objects_of
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.evaluation.common.detection_training import LargeScaleJitter
 from mae.evaluation.protocols.finetune_detection import FinetuneDetection
 from mae.evaluation.run import evaluate
@@ -95,6 +95,23 @@ def test_fewer_labels_are_some_of_them(tmp_path: Path, data: Path, saved: Path):
     assert (tmp_path / "evaluation" / "finetune_detection-50percent.json").is_file()
     told = json.loads((Path(record.result["training"]["folder"]) / "training.json").read_text())
     assert told["transform"]["images"] == 3
+
+
+def test_labels_are_drawn_first_and_their_faults_refused(tmp_path: Path, saved: Path):
+    folder = drawn_objects(tmp_path / "data", train=6, test=2)
+    one = {**SHORT, "iterations": 1, "beside": (), "pictures": 0}
+    evaluate("finetune_detection", saved, data=folder, out=tmp_path / "good", **one)
+    assert (tmp_path / "good" / "evaluation" / "finetune_detection-labels.png").is_file()
+    file = folder / "annotations" / "instances_train2017.json"
+    labels = json.loads(file.read_text())
+    for each in labels["annotations"]:
+        each["bbox"][0] += 100  # beyond its image
+    file.write_text(json.dumps(labels))
+    with pytest.raises(MAEError, match="worthless.*--no-doctor"):
+        evaluate("finetune_detection", saved, data=folder, out=tmp_path / "bad", **one)
+    assert (tmp_path / "bad" / "evaluation" / "finetune_detection-labels.png").is_file()
+    assert not (tmp_path / "bad" / "evaluation" / "finetune_detection").exists()
+    evaluate("finetune_detection", saved, data=folder, out=tmp_path / "bad", doctor=False, **one)
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, data: Path, saved: Path):

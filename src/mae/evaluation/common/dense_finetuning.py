@@ -70,6 +70,8 @@ class DenseFinetuning(EvaluationProtocol):
     """auto: bf16 on a GPU that has it, fp32 elsewhere."""
     pictures: int = 6
     """Test images that are drawn with the truth and what is predicted."""
+    doctor: bool = True
+    """Begin with the checks of 'mae doctor labels', and draw eight labelled images."""
 
     def __post_init__(self) -> None:
         read_share(self.labels_used)
@@ -119,7 +121,7 @@ class DenseFinetuning(EvaluationProtocol):
         decides: dict[str, Any] = {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("beside", "seeds", "pictures", "iterations", "lr", "warmup")
+            if name not in ("beside", "seeds", "pictures", "doctor", "iterations", "lr", "warmup")
         }
         return SupervisedPlan(
             name=self.name,

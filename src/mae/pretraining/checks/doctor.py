@@ -3,12 +3,10 @@
 import copy
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from mae.config import RunConfig
 from mae.core.component import options_of
@@ -16,7 +14,7 @@ from mae.data.decode.jpeg import has_fast_decoder
 from mae.data.inspect.findings import data_findings
 from mae.data.inspect.report import inspect_images
 from mae.data.loading.loader import normalise
-from mae.errors import MAEError, UsageError
+from mae.errors import UsageError
 from mae.findings import Finding
 from mae.models.file import load_with_report
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -33,8 +31,7 @@ from mae.pretraining.estimate.profile import (
 from mae.pretraining.resolve import RunContext, in_smaller_parts, prepare_run, warmup_steps
 from mae.pretraining.sanity import SHALLOW_DECODER
 from mae.recipes import recipe_config
-from mae.report.terminal.console import duration
-from mae.text import visible
+from mae.report.terminal.diagnosis import Diagnosis
 from mae.training.device import choose_device
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder, find_weights
@@ -49,36 +46,12 @@ _MEMORY_SHARE = 0.9
 _FEW_PATCHES, _FEW_VISIBLE = 16, 4
 """Of a 4 x 4 grid a quarter is 4 patches; with one visible patch there is no relation of patches to be seen."""
 _HIGH_RATE = 0.01  # four times the largest of the official recipes
-_MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "stop": "STOP"}
-_STYLES = {"ok": None, "note": "cyan", "warn": "yellow", "stop": "bold red"}
 _REFERENCE = "imagenet_base"
 _COMPARED = (
     "mask", "mask_ratio", "mask_schedule", "target", "norm_pix_loss", "loss", "laplacian", "uniformity",
     "focal_frequency",
     "epochs", "batch_size", "min_lr", "weight_decay", "betas", "clip_grad",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What every check found.
-
-    Attributes:
-        findings: in the order in which they were looked at.
-        seconds: how long that took.
-    """
-
-    findings: tuple[Finding, ...]
-    seconds: float
-
-    @property
-    def fatal(self) -> tuple[Finding, ...]:
-        """Those that make the run worthless."""
-        return tuple(finding for finding in self.findings if finding.level == "stop")
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"seconds": self.seconds, "findings": [vars(finding) for finding in self.findings]}
 
 
 def examine(prepared: RunContext, model: MaskedAutoencoder) -> Diagnosis:
@@ -143,28 +116,6 @@ def examine_run(folder: Path, *, device: str) -> Diagnosis:
     found = examine(prepared, model)
     weights = Finding(name="weights", level="ok", value=report.line())
     return replace(found, findings=(weights, *found.findings))
-
-
-def show_diagnosis(console: Console, diagnosis: Diagnosis, *, everything: bool) -> None:
-    """One line a check; without `everything` only what is worth reading, and how many were looked at."""
-    console.print(f"[bold]{len(diagnosis.findings)} checks in {duration(diagnosis.seconds)}[/bold]", highlight=False)
-    shown = [finding for finding in diagnosis.findings if everything or finding.level != "ok"]
-    width = max((len(finding.name) for finding in shown), default=0)
-    for finding in shown:
-        advice = f"; {finding.advice}" if finding.advice else ""
-        line = f"{_MARKS[finding.level]} {finding.name:<{width}}  {finding.value}{advice}"
-        console.print(visible(line), style=_STYLES[finding.level], highlight=False, markup=False, soft_wrap=True)
-
-
-def refuse(diagnosis: Diagnosis) -> None:
-    """Stop a run that would be worthless.
-
-    Raises:
-        MAEError: a check says so.
-    """
-    if diagnosis.fatal:
-        told = "; ".join(f"{finding.name}: {finding.value} ({finding.advice})" for finding in diagnosis.fatal)
-        raise MAEError(f"this run would be worthless: {told}. Put it right; --no-doctor begins it all the same")
 
 
 def _subject(prepared: RunContext, model: MaskedAutoencoder) -> Subject:
