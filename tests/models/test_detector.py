@@ -15,7 +15,8 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from mae.errors import MAEError, UsageError
 from mae.models.build import build_pretrained_encoder
-from mae.models.detector import DetectionHead, Detector, build_detector, fitted_size, regions, smallest_anchor
+from mae.models.detection_heads import regions, smallest_anchor
+from mae.models.detector import DetectionHead, Detector, build_detector, fitted_size
 from mae.models.file import load_with_report, save
 from mae.models.fingerprint import output_fingerprint
 from mae.training.optimizer import layered_groups

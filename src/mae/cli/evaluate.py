@@ -31,7 +31,7 @@ class Request:
     """A run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH."""
     data: str
     """Labelled images: a folder or .zip with a folder a class, cifar10, stl10, builtin:photos or builtin:digits; for
-    segmentation a folder with images/ and masks/."""
+    segmentation a folder with images/ and masks/; for detection one with COCO's, YOLO's or Pascal VOC's labels."""
     test: Annotated[str | None, shown("the test part of --data", "LABELLED")] = None
     """Labelled images to test on."""
     out: Annotated[Path | None, shown("the run's folder, or one under runs/ named after the model", "DIR")] = None

@@ -2,36 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import torch
 from jaxtyping import Bool, Float, Float32
-from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN, MaskRCNN
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
-from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import MultiScaleRoIAlign
-from torchvision.ops.poolers import LevelMapper
-from torchvision.transforms.v2.functional import resize
+from torch import Tensor
 
 from mae.core.method import MethodConfig
 from mae.core.types import Grid
 from mae.encoders.map_vit import MapViT
 from mae.errors import UsageError
-from mae.layers.feature_pyramid import ChannelNorm, SimpleFeaturePyramid
+from mae.layers.feature_pyramid import SimpleFeaturePyramid
 from mae.models.given_images import Images, given_images, scaled, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
 from mae.models.pretrained import PretrainedEncoder
 
-_LEVELS = ("0", "1", "2", "3")
-_FINEST, _CANONICAL, _COARSEST = 2, 4, 5  # levels by the binary logarithm of their stride, where patches are 16 pixels
-_ASPECTS = (0.5, 1.0, 2.0)
-_CONVOLUTIONS = 4
-_PROPOSALS = 4  # in training, for each region that the heads learn from: 2000 for 512 in torchvision
 _MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
 
 Target = Mapping[str, Tensor]
@@ -125,7 +111,9 @@ class Detector(PretrainedEncoder):
         self.described = head
         self.class_names = tuple(class_names)
         self.pyramid = SimpleFeaturePyramid(dim=encoder.embed_dim, channels=head.channels)
-        parts = _torchvision_detector(head, config, num_classes=len(class_names) + 1)
+        from mae.models.detection_heads import torchvision_detector  # slow to import, and only detectors need it
+
+        parts = torchvision_detector(head, config, num_classes=len(class_names) + 1)
         self.transform, self.rpn, self.roi_heads = parts.transform, parts.rpn, parts.roi_heads
 
     def answer(self, images: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 V"]]:
@@ -166,6 +154,8 @@ class Detector(PretrainedEncoder):
         Raises:
             UsageError: an image larger than the model's size.
         """
+        from torchvision.models.detection.image_list import ImageList
+
         size = self.described.size
         for image in images:
             if max(image.shape[1:]) > size:
@@ -229,78 +219,9 @@ def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 def fitted(image: Float[Tensor, "C h w"], side: int) -> Float[Tensor, "C H W"]:
     """An image whose longer side becomes `side`."""
+    from torchvision.transforms.v2.functional import resize
+
     return resize(image, list(fitted_size((image.shape[1], image.shape[2]), side)), antialias=True)
-
-
-def smallest_anchor(size: int, patch: int) -> int:
-    """Side of the smallest anchors: 32 pixels for patches of 16, as published, or less where images are small."""
-    return max(2, min(2 * patch, size // 16))
-
-
-def regions(size: int) -> int:
-    """Regions of an image that the heads learn from in a step: 512 as published, or less where images are small."""
-    return min(512, max(64, size))
-
-
-class _Nothing(nn.Module):
-    """torchvision asks a backbone for its channels; our own is called before."""
-
-    def __init__(self, out_channels: int) -> None:
-        super().__init__()
-        self.out_channels = out_channels
-
-
-def _torchvision_detector(head: DetectionHead, config: MethodConfig, *, num_classes: int) -> FasterRCNN:
-    """torchvision's transform, proposals and heads, with fresh weights."""
-    wanted, patch = preprocessing_of(config), config.layout.patch[0]
-    if config.tokenizer.nodata is not None:
-        raise UsageError("the model's images have holes without data, which detectors do not know; use another model")
-    if head.size % patch or head.size < 2 * patch:
-        raise UsageError(f"size is {head.size}; expected a multiple of the patch of {patch} pixels, two at least")
-    channels, anchor = head.channels, smallest_anchor(head.size, patch)
-    anchors = AnchorGenerator(
-        sizes=tuple((anchor << level,) for level in range(len(_LEVELS) + 1)), aspect_ratios=(_ASPECTS,) * 5
-    )
-    fc = 4 * channels
-    options: dict[str, Any] = {
-        "min_size": head.size,
-        "max_size": head.size,
-        "size_divisible": head.size,
-        "image_mean": list(wanted.mean),
-        "image_std": list(wanted.std),
-        "_skip_resize": True,
-        "rpn_anchor_generator": anchors,
-        "rpn_head": RPNHead(channels, len(_ASPECTS), conv_depth=2),
-        "rpn_pre_nms_top_n_train": _PROPOSALS * regions(head.size),
-        "rpn_post_nms_top_n_train": _PROPOSALS * regions(head.size),
-        "box_batch_size_per_image": regions(head.size),
-        "box_roi_pool": _pooling(7, patch=patch, anchor=anchor),
-        "box_head": FastRCNNConvFCHead((channels, 7, 7), [channels] * _CONVOLUTIONS, [fc], norm_layer=ChannelNorm),
-        "box_predictor": FastRCNNPredictor(fc, num_classes),
-    }
-    if not head.masks:
-        return FasterRCNN(_Nothing(channels), **options)
-    return MaskRCNN(
-        _Nothing(channels),
-        mask_roi_pool=_pooling(14, patch=patch, anchor=anchor),
-        mask_head=MaskRCNNHeads(channels, [channels] * _CONVOLUTIONS, 1, norm_layer=ChannelNorm),
-        mask_predictor=MaskRCNNPredictor(channels, channels, num_classes),
-        **options,
-    )
-
-
-def _pooling(output: int, *, patch: int, anchor: int) -> MultiScaleRoIAlign:
-    """RoI pooling whose scales are told.
-
-    torchvision would guess them, once and for all from the first batch: as powers of two, of the images before they
-    are filled up, which after a strong scale jitter is far off. An object that the smallest anchor fits is looked up on
-    the finest level, as one of 32 pixels is where patches are 16.
-    """
-    pooling = MultiScaleRoIAlign(list(_LEVELS), output_size=output, sampling_ratio=2)
-    strides = [patch * 2.0**level for level in (-2, -1, 0, 1)]
-    pooling.scales = [1 / stride for stride in strides]
-    pooling.map_levels = LevelMapper(_FINEST, _COARSEST, canonical_scale=7 * anchor, canonical_level=_CANONICAL)
-    return pooling
 
 
 def build_detector(

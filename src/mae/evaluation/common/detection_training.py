@@ -23,9 +23,6 @@ from mae.models.detector import Detector
 from mae.models.given_images import scaled
 from mae.models.inference import undisturbed
 
-DETECTOR_FILE = "detector.safetensors"
-"""The trained detector, in the folder of its training."""
-
 _LEAST_SIDE = 1.0
 """Pixels: of a box that is still learnt."""
 

@@ -30,8 +30,10 @@ from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import Stream, seeds
 from mae.training.optimizer import AdamW, layered_groups
 
-CLASSIFIER_FILE = "classifier.safetensors"
-"""The trained classifier, in the folder of its training."""
+CLASSIFIER_FILE, SEGMENTER_FILE, DETECTOR_FILE = (
+    f"{kind}.safetensors" for kind in ("classifier", "segmenter", "detector")
+)
+"""The trained model, in the folder of its training."""
 
 
 def make_classifier(

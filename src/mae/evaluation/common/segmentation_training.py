@@ -27,9 +27,6 @@ from mae.models.preprocess import Preprocessing
 from mae.models.segmenter import SegmenterOutput, told
 from mae.models.sliding import Logits, covering, map_of_classes
 
-SEGMENTER_FILE = "segmenter.safetensors"
-"""The trained segmenter, in the folder of its training."""
-
 _USUAL_BATCH = 16
 
 

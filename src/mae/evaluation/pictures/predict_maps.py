@@ -11,7 +11,7 @@ from mae.credentials import concealed
 from mae.data.decode.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.dense import resized_map
-from mae.evaluation.common.segmentation_training import SEGMENTER_FILE
+from mae.evaluation.common.finetuning import SEGMENTER_FILE
 from mae.evaluation.pictures.predict import images_for
 from mae.evaluation.pictures.segmentation import draw_segmentation, spread
 from mae.models.file import is_segmenter, load_with_report

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mae.data.annotations.pixel_classes import IGNORED
 from mae.data.dataset.images import ImageSet
-from mae.evaluation.common.segmentation_training import small_maps, small_masks
 from mae.evaluation.common.task import SegmentationTask
 from mae.evaluation.extractors.batches import normalised_batches
 from mae.models.preprocess import Preprocessing
@@ -102,12 +101,16 @@ class DrawnMaps:
     def add(self, who: str, task: SegmentationTask, logits: Logits) -> None:
         """Keep what a model makes of them. Every process must call this."""
         if len(self._rows):
+            from mae.evaluation.common.segmentation_training import small_maps  # loads torchvision, which takes seconds
+
             self._maps[who] = small_maps(task, logits, self._rows, self._task.extractor.preprocessing.img_size)
 
     def pictures(self) -> Mapping[str, Callable[..., None]]:
         """What draws them, by what it shows."""
         if not len(self._rows):
             return {}
+        from mae.evaluation.common.segmentation_training import small_masks
+
         task = self._task
         draw = partial(
             draw_segmentation,

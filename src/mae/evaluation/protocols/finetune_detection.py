@@ -71,7 +71,8 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
     def run(self, task: "DetectionTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
-        from mae.evaluation.common.detection_training import DETECTOR_FILE, truth_of
+        from mae.evaluation.common.detection_training import truth_of
+        from mae.evaluation.common.finetuning import DETECTOR_FILE
 
         if self.masks and not task.data.train.has_masks:
             raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
@@ -129,7 +130,6 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         """A training, and what is found after it."""
         from mae.evaluation.common import finetuning
         from mae.evaluation.common.detection_training import (
-            DETECTOR_FILE,
             LargeScaleJitter,
             find_objects,
             images_with_objects,
@@ -153,7 +153,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
             batches=fed,
             evaluate=evaluate,
         )
-        file = training.folder / DETECTOR_FILE
+        file = training.folder / finetuning.DETECTOR_FILE
         task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
         return training, find_objects(task, detector)
 

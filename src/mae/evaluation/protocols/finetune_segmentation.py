@@ -59,8 +59,9 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
     def run(self, task: "SegmentationTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
+        from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.evaluation.common.segmentation_results import segmentation_result
-        from mae.evaluation.common.segmentation_training import SEGMENTER_FILE, commonest_class, of_one_class
+        from mae.evaluation.common.segmentation_training import commonest_class, of_one_class
         from mae.evaluation.common.verdict import COMMONEST
         from mae.evaluation.pictures.segmentation import DrawnMaps
 
@@ -102,7 +103,6 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         from mae.evaluation.common import finetuning
         from mae.evaluation.common.segmentation_results import mean_iou
         from mae.evaluation.common.segmentation_training import (
-            SEGMENTER_FILE,
             batch_of,
             confusions_of,
             masked_images,
@@ -126,7 +126,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             batches=fed,
             evaluate=evaluate,
         )
-        file = training.folder / SEGMENTER_FILE
+        file = training.folder / finetuning.SEGMENTER_FILE
         task.world.from_main(lambda: finetuning.save(file, segmenter, task, from_scratch=scratch))
 
         def found(drawn: "DrawnMaps", who: str) -> "Tensor":

@@ -155,7 +155,7 @@ class SegmentationLinear(SegmentationProtocol):
         from copy import deepcopy
 
         from mae.evaluation.common import finetuning
-        from mae.evaluation.common.segmentation_training import SEGMENTER_FILE
+        from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.models.segmenter import Segmenter, linear_head
 
         model = task.extractor.model
@@ -172,7 +172,7 @@ class SegmentationLinear(SegmentationProtocol):
         task.world.from_main(lambda: finetuning.save(training.folder / SEGMENTER_FILE, whole.eval(), task))
 
     def _note(self, task: "SegmentationTask", training: "SupervisedTraining", *, numbers: int) -> str:
-        from mae.evaluation.common.segmentation_training import SEGMENTER_FILE
+        from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.report.terminal.console import duration
 
         file = training.folder / SEGMENTER_FILE

@@ -8,7 +8,7 @@ from typing import Any
 
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
-from mae.evaluation.common.finetuning import CLASSIFIER_FILE
+from mae.evaluation.common.finetuning import CLASSIFIER_FILE, DETECTOR_FILE, SEGMENTER_FILE
 from mae.evaluation.extractors.extractor import model_extractor
 from mae.evaluation.run import digest_of
 from mae.interop.imports.catalogue import public_weights
@@ -196,7 +196,11 @@ def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
 
 def _run_of(path: Path) -> Path:
     """The run that the weights belong to: fine-tuned ones lie three folders below it."""
-    return path.parents[3] if path.name == CLASSIFIER_FILE and len(path.parents) > 3 else path
+    return (
+        path.parents[3]
+        if path.name in (CLASSIFIER_FILE, SEGMENTER_FILE, DETECTOR_FILE) and len(path.parents) > 3
+        else path
+    )
 
 
 def _accuracies(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
