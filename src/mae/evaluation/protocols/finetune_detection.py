@@ -10,6 +10,7 @@ from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
 from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResult
 from mae.options import shown
+from mae.text import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +84,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         for who, of in tasks_beside(task, self.beside).items():
             trainings[who], scores[who] = [], []
             for seed in range(task.seed, task.seed + self.seeds):
+                task.console.print(visible(f"{who}, seed {seed}"), highlight=False, markup=False, soft_wrap=True)
                 seeded = of.with_model(of.extractor, seed=seed)
                 training, objects = self._trained(seeded, truth, numbers, scratch=who == SCRATCH)
                 trainings[who].append(training)
