@@ -1,6 +1,7 @@
 """Fine-tuning to detection: what it learns, what is trained beside it, how images and objects are jittered."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchvision import tv_tensors
 import mae
 from mae.data.annotations.detection import open_detection
 from mae.data.annotations.objects import objects_of
-from mae.errors import MAEError, UsageError
+from mae.errors import MAEError, Stopped, UsageError
 from mae.evaluation.common.detection_training import LargeScaleJitter
 from mae.evaluation.protocols.finetune_detection import FinetuneDetection
 from mae.evaluation.run import evaluate
@@ -95,6 +96,31 @@ def test_fewer_labels_are_some_of_them(tmp_path: Path, data: Path, saved: Path):
     assert (tmp_path / "evaluation" / "finetune_detection-50percent.json").is_file()
     told = json.loads((Path(record.result["training"]["folder"]) / "training.json").read_text())
     assert told["transform"]["images"] == 3
+
+
+def test_a_stopped_training_resumes_to_the_same_weights(
+    data: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Which regions the heads learn from is drawn at random, and is the same after a resume."""
+    options = {**SHORT, "iterations": 6, "beside": (), "pictures": 0, "doctor": False}
+
+    def weights(out: Path) -> bytes:
+        record = evaluate("finetune_detection", saved, data=data, out=out, **options)
+        return (Path(record.result["training"]["folder"]) / "detector.safetensors").read_bytes()
+
+    whole = weights(tmp_path / "whole")
+    step = torch.optim.AdamW.step
+    steps = iter(range(100))
+
+    def stopping(self: Any, *args: Any) -> Any:
+        if next(steps) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", stopping)
+    with pytest.raises(Stopped):
+        weights(tmp_path / "stopped")
+    assert weights(tmp_path / "stopped") == whole
 
 
 def test_labels_are_drawn_first_and_their_faults_refused(tmp_path: Path, saved: Path):
