@@ -1,12 +1,27 @@
 """Runs that end in their midst and go on."""
 
+import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mae
+
+
+def stop_in_step(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the `number`-th step of AdamW from now on, counted from 0, come along with the signal to stop."""
+    step, steps = torch.optim.AdamW.step, count()
+
+    def stopping(self: Any, *args: Any) -> Any:
+        if next(steps) == number:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *args)
+
+    patch.setattr(torch.optim.AdamW, "step", stopping)
 
 
 class Stop:

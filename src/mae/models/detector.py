@@ -17,6 +17,7 @@ from mae.models.given_images import Images, given_images, scaled, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
 from mae.models.pretrained import PretrainedEncoder
+from mae.models.trainable import trainable
 
 _MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
 
@@ -251,8 +252,7 @@ def build_detector(
     Raises:
         UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
     """
-    # Mask tokens are of pre-training alone, and so is a decoder that wants them.
-    config = config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
+    config = trainable(config)
     vit, patch = config.encoder, config.layout.patch
     trained_on: Grid = (head.size // patch[0], head.size // patch[1])
     encoder = MapViT(

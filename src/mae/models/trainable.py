@@ -39,8 +39,7 @@ def build_trainable_encoder(
     Raises:
         UsageError: values that do not fit each other, or a pre-trained encoder of other sizes.
     """
-    # Mask tokens are of pre-training alone, and so is a decoder that wants them.
-    config = config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
+    config = trainable(config)
     encoder = build_encoder(config, drop_path=drop_path, rank=rank, world=world)
     weights = encoder.state_dict()
     if pretrained is None:
@@ -52,6 +51,14 @@ def build_trainable_encoder(
         weights["pos_embed.table"] = source.pos_embed(encoder.grid)
     encoder.load_state_dict(weights)
     return config, encoder
+
+
+def trainable(config: MethodConfig) -> MethodConfig:
+    """The configuration of an encoder whose positions train too.
+
+    Mask tokens are of pre-training alone, and so is a decoder that wants them.
+    """
+    return config.override({"pos_embed": "learned", "decoder": "self", "encoder_mask_tokens": False})
 
 
 def _check_same(config: MethodConfig, pretrained: MethodConfig | None) -> None:

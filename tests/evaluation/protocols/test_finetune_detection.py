@@ -1,7 +1,6 @@
 """Fine-tuning to detection: what it learns, what is trained beside it, how images and objects are jittered."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_objects import NAMES, drawn_objects
+from resuming import stop_in_step
 from tiny_task import by_function, small_model
 from torch.testing import assert_close
 from torchvision import tv_tensors
@@ -109,15 +109,7 @@ def test_a_stopped_training_resumes_to_the_same_weights(
         return (Path(record.result["training"]["folder"]) / "detector.safetensors").read_bytes()
 
     whole = weights(tmp_path / "whole")
-    step = torch.optim.AdamW.step
-    steps = iter(range(100))
-
-    def stopping(self: Any, *args: Any) -> Any:
-        if next(steps) == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, *args)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", stopping)
+    stop_in_step(monkeypatch, 3)
     with pytest.raises(Stopped):
         weights(tmp_path / "stopped")
     assert weights(tmp_path / "stopped") == whole

@@ -1,15 +1,14 @@
 """Fine-tuning to segmentation: what it learns, what is trained beside it, what is resumed."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from drawn_masks import drawn_masks
 from PIL import Image
+from resuming import stop_in_step
 from scipy import stats
 from tiny_task import by_function, evaluator, small_model
 
@@ -108,15 +107,7 @@ def test_a_stopped_training_resumes_to_the_same_weights(
         return (Path(record.result["training"]["folder"]) / "segmenter.safetensors").read_bytes()
 
     whole = weights(tmp_path / "whole")
-    step = torch.optim.AdamW.step
-    steps = iter(range(100))
-
-    def stopping(self: Any, *args: Any) -> Any:
-        if next(steps) == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, *args)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", stopping)
+    stop_in_step(monkeypatch, 3)
     with pytest.raises(Stopped):
         weights(tmp_path / "stopped")
     assert weights(tmp_path / "stopped") == whole

@@ -1,6 +1,6 @@
 """One training of several weights, over several seeds: which weights, which images, and what came out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from mae.evaluation.common.task import DetectionTask, SegmentationTask, of_whole
 from mae.evaluation.extractors.open import open_extractor
 from mae.evaluation.protocol import THIS_MODEL
 from mae.randomness import permutation
+from mae.text import visible
 
 _Task = TypeVar("_Task", SegmentationTask, DetectionTask)
 
@@ -42,6 +43,18 @@ def tasks_beside(task: _Task, others: Sequence[str]) -> dict[str, _Task]:
             raise UsageError(not_ours(name))
         found[name] = task.with_model(of_whole_images(other))
     return found
+
+
+def each_seed(task: _Task, others: Sequence[str], seeds: int) -> Iterator[tuple[str, _Task]]:
+    """The task of each weight with each seed, by the weight's name, which is told when its turn comes.
+
+    Raises:
+        UsageError: see `tasks_beside`; before the first is given.
+    """
+    for who, of in tasks_beside(task, others).items():
+        for seed in range(task.seed, task.seed + seeds):
+            task.console.print(visible(f"{who}, seed {seed}"), highlight=False, markup=False, soft_wrap=True)
+            yield who, of.with_model(of.extractor, seed=seed)
 
 
 def seed_numbers(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:

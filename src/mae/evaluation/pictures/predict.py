@@ -103,7 +103,10 @@ def predict(
     classifier = model if isinstance(model, Classifier) else load_classifier(path)
     where = choose_device(device)
     wanted = model_extractor(deepcopy(classifier).to(where), name="classifier")
-    images = images_for(concealed(str(source)), Path(data_root), wanted.preprocessing, Console(quiet=quiet))
+    images = images_for(concealed(str(source)), Path(data_root), wanted.preprocessing)
+    expected = wanted.preprocessing
+    if unusual := check_units(images, mean=expected.mean, std=expected.std, pixel_dtype=expected.pixel_dtype):
+        Console(quiet=quiet).print(visible(unusual), highlight=False, markup=False, soft_wrap=True)
     numbers, shares, unreadable = _probabilities(wanted, images, where)
     found = Predictions(
         names=tuple(images.item_name(number) for number in numbers.tolist()),
@@ -164,10 +167,10 @@ def load_classifier(path: Path | None) -> Classifier:
     return model
 
 
-def images_for(source: str, data_root: Path, wanted: Preprocessing, console: Console) -> ImageSet:
-    """The images with the classifier's channels, however many of their files are broken."""
+def images_for(source: str, data_root: Path, wanted: Preprocessing) -> ImageSet:
+    """The images with a model's channels, however many of their files are broken."""
     in_chans, channels, nodata, pixel_dtype = wanted.reading
-    images = load_images(
+    return load_images(
         open_held_out(source, data_root=data_root),
         in_chans=in_chans,
         channels=channels,
@@ -175,9 +178,6 @@ def images_for(source: str, data_root: Path, wanted: Preprocessing, console: Con
         pixel_dtype=pixel_dtype,
         max_unreadable=1.0,
     )
-    if unusual := check_units(images, mean=wanted.mean, std=wanted.std, pixel_dtype=wanted.pixel_dtype):
-        console.print(visible(unusual), highlight=False, markup=False, soft_wrap=True)
-    return images
 
 
 def _probabilities(

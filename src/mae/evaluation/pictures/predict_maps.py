@@ -5,7 +5,6 @@ from pathlib import Path, PurePosixPath
 
 import torch
 from PIL import Image
-from rich.console import Console
 
 from mae.credentials import concealed
 from mae.data.decode.limits import UnreadableImage
@@ -72,7 +71,7 @@ def predict_maps(
     assert isinstance(segmenter, Segmenter)
     where = choose_device(device)
     wanted = preprocessing_of(segmenter.config)
-    images = images_for(concealed(source), data_root, wanted, Console(quiet=True))
+    images = images_for(concealed(source), data_root, wanted)
     segmenter.to(where)
     shown = set(spread(len(images), _DRAWN).tolist())
     drawn: dict[int, torch.Tensor] = {}

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from mae.credentials import concealed
-from mae.data.dataset.images import ImageSet, load_images
 from mae.data.decode.limits import UnreadableImage
-from mae.data.sources.open import open_held_out
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.average_precision import FoundObjects, coco_results, runs_of
 from mae.evaluation.pictures.detection import THRESHOLD, colours_of, with_found
+from mae.evaluation.pictures.predict import images_for
 from mae.models.detector import Detections, Detector
 from mae.models.file import load_with_report
 from mae.models.given_images import scaled
@@ -59,7 +58,7 @@ def find_objects(
     detector = deepcopy(model) if isinstance(model, Detector) else _loaded(Path(model))
     where = choose_device(device)
     detector = detector.to(where).eval()
-    images = _images(concealed(str(source)), Path(data_root), detector)
+    images = images_for(concealed(str(source)), Path(data_root), preprocessing_of(detector.config))
     folder.mkdir(parents=True)
     found: dict[str, FoundObjects] = {}
     sizes = []
@@ -102,18 +101,6 @@ def _loaded(path: Path) -> Detector:
             f"{path} is a model that finds no objects; train one: mae finetune detection MODEL --data BOXES"
         )
     return model
-
-
-def _images(source: str, data_root: Path, detector: Detector) -> ImageSet:
-    in_chans, channels, nodata, pixel_dtype = preprocessing_of(detector.config).reading
-    return load_images(
-        open_held_out(source, data_root=data_root),
-        in_chans=in_chans,
-        channels=channels,
-        nodata=nodata,
-        pixel_dtype=pixel_dtype,
-        max_unreadable=1.0,
-    )
 
 
 def _as_coco(found: Mapping[str, FoundObjects], sizes: list[tuple[int, int]], detector: Detector) -> dict[str, Any]:

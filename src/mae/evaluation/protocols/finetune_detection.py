@@ -10,7 +10,6 @@ from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
 from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResult
 from mae.options import shown
-from mae.text import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,26 +70,22 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
 
     def run(self, task: "DetectionTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
-        from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
-        from mae.evaluation.common.detection_training import truth_of
+        from mae.evaluation.common.beside import each_seed, seed_numbers, seed_rows, used_images
+        from mae.evaluation.common.detection_training import find_objects, truth_of
         from mae.evaluation.common.finetuning import DETECTOR_FILE
 
         if self.masks and not task.data.train.has_masks:
             raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
         truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
-        trainings: dict[str, list[SupervisedTraining]] = {}
+        first: dict[str, SupervisedTraining] = {}
         found: dict[str, list[FoundObjects]] = {}
         scores: dict[str, list[float]] = {}
-        for who, of in tasks_beside(task, self.beside).items():
-            trainings[who], scores[who] = [], []
-            for seed in range(task.seed, task.seed + self.seeds):
-                task.console.print(visible(f"{who}, seed {seed}"), highlight=False, markup=False, soft_wrap=True)
-                seeded = of.with_model(of.extractor, seed=seed)
-                training, objects = self._trained(seeded, truth, numbers, scratch=who == SCRATCH)
-                trainings[who].append(training)
-                scores[who].append(training.curve[-1]["ap"])
-                found.setdefault(who, objects)  # the first seed's are shown
-        ours = trainings[THIS_MODEL][0]
+        for who, seeded in each_seed(task, self.beside, self.seeds):
+            training, detector = self._trained(seeded, truth, numbers, scratch=who == SCRATCH)
+            scores.setdefault(who, []).append(training.curve[-1]["ap"])
+            if who not in first:  # the first seed stands for its weights where objects are shown
+                first[who], found[who] = training, find_objects(seeded, detector)
+        ours = first[THIS_MODEL]
         precisions = {who: self._precisions(truth, objects) for who, objects in found.items()}
         rows = [
             (f"{who}, {area}" if self.masks else who, *_shares(of))
@@ -128,8 +123,8 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
 
     def _trained(
         self, task: "DetectionTask", truth: "GroundTruth", numbers: "Tensor", *, scratch: bool
-    ) -> "tuple[SupervisedTraining, list[FoundObjects]]":
-        """A training, and what is found after it."""
+    ) -> "tuple[SupervisedTraining, Detector]":
+        """A training, and what was trained."""
         from mae.evaluation.common import finetuning
         from mae.evaluation.common.detection_training import (
             LargeScaleJitter,
@@ -157,7 +152,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         )
         file = training.folder / finetuning.DETECTOR_FILE
         task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
-        return training, find_objects(task, detector)
+        return training, detector
 
     def _detector(self, task: "DetectionTask", *, scratch: bool) -> "Detector":
         """Drawn by the task's seed, on its device."""

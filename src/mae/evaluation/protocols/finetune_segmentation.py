@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from mae.errors import UsageError
 from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
 from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult, SegmentationProtocol
 from mae.options import shown
-from mae.text import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from mae.core.method import MethodConfig
     from mae.evaluation.common.supervised import SupervisedTraining
     from mae.evaluation.common.task import SegmentationTask
-    from mae.evaluation.pictures.segmentation import DrawnMaps
     from mae.models.segmenter import MapHead, Segmenter
 
 _MOST_CHANNELS = 768
@@ -58,31 +56,29 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
 
     def run(self, task: "SegmentationTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
-        from mae.evaluation.common.beside import seed_numbers, seed_rows, tasks_beside, used_images
+        from mae.evaluation.common.beside import each_seed, seed_numbers, seed_rows, used_images
         from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.evaluation.common.segmentation_results import segmentation_result
-        from mae.evaluation.common.segmentation_training import commonest_class, of_one_class
+        from mae.evaluation.common.segmentation_training import commonest_class, confusions_of, of_one_class
         from mae.evaluation.common.verdict import COMMONEST
         from mae.evaluation.pictures.segmentation import DrawnMaps
+        from mae.models.inference import undisturbed
 
         numbers = used_images(task, read_share(self.labels_used))
         drawn = DrawnMaps(task, self.pictures, title=self.title)
         matrices: dict[str, Tensor] = {}
-        trainings: dict[str, list[SupervisedTraining]] = {}
+        first: dict[str, SupervisedTraining] = {}
         scores: dict[str, list[float]] = {}
-        for who, of in tasks_beside(task, self.beside).items():
-            trainings[who], scores[who] = [], []
-            for seed in range(task.seed, task.seed + self.seeds):
-                task.console.print(visible(f"{who}, seed {seed}"), highlight=False, markup=False, soft_wrap=True)
-                training, found, score = self._trained(
-                    of.with_model(of.extractor, seed=seed), numbers, scratch=who == SCRATCH
-                )
-                trainings[who].append(training)
-                scores[who].append(score)
-                if seed == task.seed:  # the first stands for its weights where test images are compared
-                    matrices[who] = found(drawn, who)
+        for who, seeded in each_seed(task, self.beside, self.seeds):
+            training, segmenter = self._trained(seeded, numbers, scratch=who == SCRATCH)
+            scores.setdefault(who, []).append(training.curve[-1]["mean_iou"])
+            if who not in first:  # the first seed stands for its weights where test images are compared
+                first[who] = training
+                with undisturbed(segmenter):
+                    drawn.add(who, seeded, segmenter)
+                    matrices[who] = confusions_of(seeded, segmenter)
         matrices[COMMONEST] = of_one_class(matrices[THIS_MODEL], commonest_class(task, numbers))
-        ours = trainings[THIS_MODEL][0]
+        ours = first[THIS_MODEL]
         return segmentation_result(
             task,
             matrices,
@@ -98,8 +94,10 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             more=tuple(seed_rows(scores, columns=4)),
         )
 
-    def _trained(self, task: "SegmentationTask", numbers: "Tensor", *, scratch: bool) -> tuple[Any, Any, float]:
-        """A training, what gives its confusions and keeps its maps, and its mean IoU."""
+    def _trained(
+        self, task: "SegmentationTask", numbers: "Tensor", *, scratch: bool
+    ) -> "tuple[SupervisedTraining, Segmenter]":
+        """A training, and what was trained."""
         from mae.evaluation.common import finetuning
         from mae.evaluation.common.segmentation_results import mean_iou
         from mae.evaluation.common.segmentation_training import (
@@ -128,13 +126,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         )
         file = training.folder / finetuning.SEGMENTER_FILE
         task.world.from_main(lambda: finetuning.save(file, segmenter, task, from_scratch=scratch))
-
-        def found(drawn: "DrawnMaps", who: str) -> "Tensor":
-            with undisturbed(segmenter):
-                drawn.add(who, task, segmenter)
-                return confusions_of(task, segmenter)
-
-        return training, found, training.curve[-1]["mean_iou"]
+        return training, segmenter
 
     def _segmenter(self, task: "SegmentationTask", *, scratch: bool) -> "Segmenter":
         import torch

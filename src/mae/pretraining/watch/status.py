@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -157,24 +157,14 @@ def _training_state(folder: Path, now: float, written_at: float) -> RunState:
     """The state of a training with labels. It never says how it ended: one that is silent for long was stopped."""
     training, rows = read_training(folder / _TRAINING), read_rows(folder / _METRICS)
     total, trained = training.pop("total_steps"), loss_rows(rows)
-    step, silent = max((int(row["step"]) for row in rows), default=0), max(0.0, now - written_at)
     # The last look comes after the last step.
     looked = any("evaluation" in row and row["step"] >= total for row in rows)
-    status = "finished" if looked else "stopped" if silent > _patience(trained) else "live"
     term = next(iter(trained[0]["terms"]), "loss") if trained else "loss"
-    return RunState(
-        folder=folder,
-        status=status,  # type: ignore[arg-type]
-        read_at=now,
-        written_at=written_at,
-        step=step,
-        total_steps=total,
-        seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
+    return replace(
+        _progress(folder, rows, total, now, written_at, finished=looked, broken_off=False),
         newest=_newest(trained, None),
         loss=_loss_line(trained, term),
         loss_name=term.replace("_", " "),
-        baselines={},
-        looks=_looks(rows),
         facts=[(name.replace("_", " "), str(value)) for name, value in training.items()],
         resume="the same command",
     )
@@ -190,29 +180,17 @@ def _state(
     now: float,
     written_at: float,
 ) -> RunState:
-    trained = loss_rows(rows)
-    step = max((int(row["step"]) for row in rows), default=0)
-    total = _total_steps(config, found, summary, rows)
-    silent = max(0.0, now - written_at)
+    trained, total = loss_rows(rows), _total_steps(config, found, summary, rows)
     broken_off = ending is not None and ending.how != "finished"
-    stopped = broken_off or silent > _patience(trained)
-    status = "finished" if summary is not None else "stopped" if stopped else "live"
     # A run that is over has them in its summary; one that was resumed has measured them again.
     baselines = [row["baselines"] for row in (*rows, summary or {}) if "baselines" in row]
     run = shlex.quote(str(folder))
-    return RunState(
-        folder=folder,
-        status=status,  # type: ignore[arg-type]
-        read_at=now,
-        written_at=written_at,
-        step=step,
-        total_steps=total,
-        seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
+    return replace(
+        _progress(folder, rows, total, now, written_at, finished=summary is not None, broken_off=broken_off),
         newest=_newest(trained, summary),
         loss=_loss_line(trained, "reconstruction"),
         loss_name="reconstruction loss",
         baselines=_floats(baselines[-1]) if baselines else {},
-        looks=_looks(rows),
         warnings=[
             Warned(step=row["step"], name=str(row["warning"]["name"]), text=str(row["warning"]["text"]))
             for row in rows
@@ -228,6 +206,34 @@ def _state(
             f"mae neighbours {run} IMAGES/",
             f"mae evaluate all {run} --data LABELLED/",
         ),
+    )
+
+
+def _progress(
+    folder: Path,
+    rows: Sequence[LogRow],
+    total: int,
+    now: float,
+    written_at: float,
+    *,
+    finished: bool,
+    broken_off: bool,
+) -> RunState:
+    """What is told alike of a run and of a training with labels: how far it is, and whether it goes on."""
+    trained = loss_rows(rows)
+    step, silent = max((int(row["step"]) for row in rows), default=0), max(0.0, now - written_at)
+    stopped = broken_off or silent > _patience(trained)
+    status: Literal["live", "stopped", "finished"] = "finished" if finished else "stopped" if stopped else "live"
+    return RunState(
+        folder=folder,
+        status=status,
+        read_at=now,
+        written_at=written_at,
+        step=step,
+        total_steps=total,
+        seconds_left=_seconds_left(trained, total - step, silent) if status == "live" else None,
+        baselines={},
+        looks=_looks(rows),
     )
 
 
