@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test test-slow lint format install clean
+SPHINX := -q -n -W --keep-going -c docs
+
+.PHONY: demo test test-slow lint format docs docs-links install clean
 
 demo: $(VENV)/installed
 	$(BIN)/mae demo
@@ -26,6 +28,14 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages and the reference from docstrings as a site, build/docs/html/index.html; a warning is an error.
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m sphinx $(SPHINX) . build/docs/html
+
+# Addresses on the network that the pages name; nothing else looks them up.
+docs-links: $(VENV)/installed-dev
+	$(BIN)/python -m sphinx $(SPHINX) -b linkcheck . build/docs/links
 
 install: $(VENV)/installed
 

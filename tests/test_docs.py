@@ -26,6 +26,8 @@ from mae.models.presets import create_model
 from mae.models.pretrained import PretrainedEncoder
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+FENCED = re.compile(r"^ *```.*?^ *```", flags=re.DOTALL | re.MULTILINE)
 OTHERS = ("accelerate", "lightly", "pytorch_lightning", "timm", "transformers")
 """Libraries that pages speak of and the package does without."""
 ABSENT = {name for name in OTHERS if find_spec(name) is None}
@@ -157,8 +159,26 @@ def imported(block: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
+        file, _, anchor = target.partition("#")
+        if not target.startswith("https://"):
+            there = page.parent / file if file else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as a repository's web view makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
+    texts = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
+
+
+def test_every_page_is_on_the_list_of_pages():
+    listed = {
+        (DOCS / target).resolve() for target in re.findall(r"\]\(([^)#:]+\.md)\)", (DOCS / "README.md").read_text())
+    }
+    assert {page for page in DOCS.rglob("*.md")} - listed == {DOCS / "README.md"}
 
 
 def test_the_tests_that_are_named_are_there():

@@ -23,7 +23,8 @@ class Tokenizer(Component):
 
     Attributes:
         layout: sizes of a sample and of its tokens.
-        mean, std: of each channel, of samples that are normalised; None where they are not known.
+        mean: of each channel, of samples that are normalised; None where it is not known.
+        std: likewise.
         channels: names of the channels in order; None where they have none.
         nodata: the value that stands for no measurement in files; None: every value is one.
         pixel_dtype: type of the values in files, which gives the unit of `mean` and `std`; None where it is not known.

@@ -197,7 +197,7 @@ class MaskedAutoencoder(PretrainedEncoder):
 
     @property
     def has_loss(self) -> bool:
-        """Whether a loss can be computed: not where target or terms need a teacher whose network is not there."""
+        """Whether a loss can be computed, not so where target or terms need a teacher whose network is not there."""
         return self.teacher is not None or not self._reads_teacher
 
     def predict(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Float[Tensor, "B N P"]:

@@ -67,7 +67,7 @@ class PretrainedEncoder(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """The layer of the head: blocks plus one."""
+        """The layer of the head, one above the last block's."""
         return len(self.encoder.blocks) + 1
 
     def layer_of(self, name: str) -> int:
