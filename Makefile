@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-SPHINX := -q -n -W --keep-going -c docs
+# Afresh, since what the commands print may have changed though no page has.
+SPHINX := -q -n -W --keep-going -E -c docs
 
 .PHONY: demo test test-slow lint format docs docs-links install clean
 
