@@ -12,6 +12,7 @@ import pytest
 import torch
 from answers_here import answer_here
 from drawn_boxes import drawn_boxes
+from drawn_domains import DRAWN
 from drawn_masks import drawn_masks
 from drawn_objects import drawn_objects
 from foreign import lightly, official
@@ -27,6 +28,8 @@ from mae.models.pretrained import PretrainedEncoder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+FIGURE = re.compile(r"\d+(?:\.\d+)?(?:e-\d+)?(?:(?: ± | to |–)[-+]?\d+(?:\.\d+)?)?")
+"""A number, with its interval or its range where it has one."""
 FENCED = re.compile(r"^ *```.*?^ *```", flags=re.DOTALL | re.MULTILINE)
 OTHERS = ("accelerate", "lightly", "pytorch_lightning", "timm", "transformers")
 """Libraries that pages speak of and the package does without."""
@@ -84,8 +87,11 @@ RUN = "pretrain photos/ --model mae_vit_lesson_patch4 --img-size 32 --steps 2 --
 
 
 def make_what_it_names(page: Path) -> None:
-    """The files of others and the run that a page speaks of."""
+    """The images of a domain, the files of others and the run that a page speaks of."""
     text = page.read_text()
+    for name, draw in DRAWN.items():
+        if f"{name}/" in text or f'"{name}"' in text:
+            draw(Path(name))
     statistics = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     for name, write in WRITTEN_BY_OTHERS.items():
         if name in text:
@@ -179,6 +185,19 @@ def test_every_page_is_on_the_list_of_pages():
         (DOCS / target).resolve() for target in re.findall(r"\]\(([^)#:]+\.md)\)", (DOCS / "README.md").read_text())
     }
     assert {page for page in DOCS.rglob("*.md")} - listed == {DOCS / "README.md"}
+
+
+def test_the_table_of_results_says_what_its_pages_say():
+    page = DOCS / "results" / "README.md"
+    there, rows = "", 0
+    for row in re.findall(r"^\| (.*) \|$", page.read_text().partition("## What others offer")[0], flags=re.MULTILINE):
+        _, result, *others, where = (cell.strip() for cell in row.split(" | "))
+        if linked := re.search(r"\]\(([^)#]+)", where):  # else "the same"
+            there = (page.parent / linked[1]).read_text()
+        for figure in re.findall(FIGURE, " ".join([result, *others])) if there else ():
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", there), (figure, row)
+        rows += bool(there)
+    assert rows > 18
 
 
 def test_the_tests_that_are_named_are_there():

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mae.cli import COMMANDS, main
 from mae.cli.pretrain import parse
-from mae.config import RunConfig
+from mae.config import RunConfig, as_flags
 from mae.core.describe import describe
 from mae.core.kinds import ROOMS, kinds
 from mae.errors import UsageError
@@ -149,6 +149,13 @@ def test_help_says_what_a_value_is(command: str, capsys: pytest.CaptureFixture[s
 def test_none_is_typed_as_such():
     assert parse(["photos", "--clip-grad", "None"])[0].optim.clip_grad is None
     assert parse(["photos", "--recipe", "imagenet_base", "--clip-grad", "2"])[0].optim.clip_grad == 2
+
+
+def test_names_of_channels_as_they_are_told():
+    words = ["photos", *as_flags("channels", ("B02", "B08")), *as_flags("rgb", ("B08", "B04", "B03"))]
+    config = parse(words)[0]
+    assert (config.method["channels"], config.machine.rgb) == (("B02", "B08"), ("B08", "B04", "B03"))
+    assert words[2:] == ["B02,B08", "--rgb", "B08", "B04", "B03"]
 
 
 def test_both_rates_are_refused():

@@ -184,7 +184,7 @@ def _hint(hint: Any, default: Any, *, help: str, undecided: str = "") -> Any:
     told: dict[str, Any] = {"help": help}
     if (metavar := metavar_of(hint)) is not None and (default is None or plain is not bool):
         told["metavar"] = metavar
-    if default in (None, ""):
+    if default in (None, "", ()):
         hints = (getattr(mark, "help_behavior_hint", None) for mark in marks)
         told["help_behavior_hint"] = next(filter(None, hints), f"(default: {undecided})")
     if default is None or NoneType in get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint):
@@ -201,12 +201,12 @@ def plain_type(hint: Any) -> Any:
         return plain_type(get_args(hint)[0])
     if get_origin(hint) is UnionType or get_origin(hint) is Union:
         (kind,) = [each for each in get_args(hint) if each is not NoneType]
-        return plain_type(kind)
+        return Names if kind == tuple[str, ...] else plain_type(kind)
     if get_origin(hint) is tuple and {*map(plain_type, get_args(hint))} == {float}:
         return _floats(len(get_args(hint)))
-    if hint == tuple[Tracker, ...]:
+    if hint in (tuple[Tracker, ...], tuple[str, ...]):
         return _parsed_by(tuple, count="*", metavar="NAME ...")
-    return Names if hint == tuple[str, ...] else hint
+    return hint
 
 
 def _floats(count: int) -> Any:
