@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -29,6 +30,12 @@ def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += "\n\n" + toctrees(Path(app.srcdir))
 
 
+def _tell_language(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
+    """A screen reader must know in which language to read a page."""
+    if pagename.startswith("docs/vi/"):
+        context["language"] = "vi"
+
+
 def _lead_to_first_page(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         page = f"{app.config.root_doc}.html"
@@ -40,5 +47,6 @@ def _lead_to_first_page(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", _add_contents)
+    app.connect("html-page-context", _tell_language)
     app.connect("build-finished", _lead_to_first_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
