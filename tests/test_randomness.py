@@ -1,9 +1,11 @@
 """Known answers, independence and uniformity of the counter-based numbers."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from compiler import run_compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chi2, chisquare, ks_2samp, kstest
@@ -297,3 +299,21 @@ def test_large_permutations_look_like_random_ones(length: int) -> None:
         assert fixed < 10  # one expected
     # 15 x 15 degrees of freedom and 20 tables: mean 225, deviation 4.7
     assert abs(sum(shares) / 20 - 225) < 6 * 4.8
+
+
+COMPILED = """
+import torch
+from mae.randomness import Stream, uniform
+
+keys = torch.arange(16)
+for count in (5, 196):  # no multiples of what a processor computes at once
+    compiled = torch.compile(lambda keys: uniform(keys, count, Stream.MASK), dynamic=False)
+    for _ in range(20):
+        assert torch.equal(compiled(keys), uniform(keys, count, Stream.MASK))
+        torch.zeros(16 * count)  # memory that was overwritten shows where more is asked for
+"""
+
+
+@pytest.mark.slow
+def test_compiled_for_a_cpu_it_draws_the_same_and_writes_within_the_tensor():
+    run_compiled(COMPILED, folder=Path(__file__).parent)

@@ -78,14 +78,22 @@ def sample_keys(seed: int, epoch: int, ids: Int64[Tensor, " B"]) -> Int64[Tensor
 
 def view_keys(keys: Int64[Tensor, " B"], views: int) -> Int64[Tensor, " B_views"]:
     """Keys for several views of each sample, those of one sample in a row; the first is the sample's own."""
-    others = _mix(keys.unsqueeze(1) + torch.arange(1, views, device=keys.device) * _GOLDEN)
+    others = _mix(keys.unsqueeze(1) + _multiples(views - 1, keys.device))
     return torch.cat([keys.unsqueeze(1), others], dim=1).flatten()
 
 
 def _bits(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Int64[Tensor, "B count"]:
     start = _mix(keys + (int(stream) + 1))
-    counter = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device)
-    return _mix(start.unsqueeze(-1) + counter * _GOLDEN)
+    return _mix(start.unsqueeze(-1) + _multiples(count, keys.device))
+
+
+def _multiples(count: int, device: torch.device) -> Int64[Tensor, " count"]:
+    """1 to `count` times the increment of SplitMix64.
+
+    Without the `^ 0` PyTorch's compiler takes the product into a loop's index, of signed C++ integers, which must not
+    overflow as this does: what 2.15 compiled for CPUs wrote behind the end of the tensor.
+    """
+    return (torch.arange(1, count + 1, dtype=torch.int64, device=device) ^ 0) * _GOLDEN
 
 
 def uniform(keys: Int64[Tensor, " B"], count: int, stream: Stream) -> Float[Tensor, "B count"]:

@@ -47,6 +47,39 @@ def test_in_bfloat16_it_is_the_same_to_rounding(queries: int, keys: int) -> None
         assert_close(ours.grad.double(), truth.grad, rtol=0.05, atol=0.05)
 
 
+def test_weights_kept_in_bfloat16_cost_no_precision_against_float32() -> None:
+    """The softmax is computed in float32 either way: gradients are as near to the truth as with float32 weights."""
+    exact = [
+        (2 * torch.randn(8, 4, 100, 32, dtype=torch.float64)).bfloat16().double().requires_grad_() for _ in range(3)
+    ]
+    ours, wide = ([tensor.detach().bfloat16().requires_grad_() for tensor in exact] for _ in range(2))
+    weight = torch.randn(8, 4, 100, 32)
+    (attend(*exact) * weight).sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = attend(*ours)
+    query, key, value = wide
+    weights = ((query * 32**-0.5) @ key.mT).softmax(dim=-1, dtype=torch.float32)
+    for found in (mixed, weights.bfloat16() @ value):
+        (found * weight).sum().backward()
+    for true, kept, widened in zip(exact, ours, wide, strict=True):
+        assert true.grad is not None and kept.grad is not None and widened.grad is not None
+        errors = [float((grad.double() - true.grad).norm() / true.grad.norm()) for grad in (kept.grad, widened.grad)]
+        assert errors[0] < 1.03 * errors[1] < 0.02
+
+
+def test_the_softmax_of_bfloat16_is_widened_by_no_autocast() -> None:
+    parts = [torch.randn(1, 2, 16, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    kept: list[torch.dtype] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.dtype) or tensor, lambda tensor: tensor
+        ),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
+        attend(*parts)
+    assert set(kept) == {torch.bfloat16}
+
+
 def test_only_bfloat16_is_written_out_and_only_short(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.dtype] = []
 

@@ -88,7 +88,10 @@ def attend(
     Scores are turned into weights in float32 either way. A bias is added to them, behind the scale.
     """
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] * key.shape[2] <= _MOST_SCORES:
-        scores = (query * query.shape[-1] ** -0.5) @ key.mT
-        scores = scores if bias is None else scores + bias
-        return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+        # Autocast would widen the scores for the softmax and narrow the weights behind it, and keep both. In bfloat16
+        # half as much is read and written, and the softmax's own arithmetic is float32 all the same.
+        with torch.autocast("cpu", enabled=False):
+            scores = (query * query.shape[-1] ** -0.5) @ key.mT
+            scores = scores if bias is None else scores + bias
+            return scores.softmax(dim=-1).to(value.dtype) @ value
     return scaled_dot_product_attention(query, key, value, attn_mask=bias)
