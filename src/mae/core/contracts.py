@@ -328,9 +328,12 @@ class Encoder(Component):
         depth: blocks.
         mask_tokens: whether mask tokens stand where patches are masked, instead of nothing.
         cls_token: whether a class token leads the sequence.
+        attends: whether its network has `attention(x)`: block after block how much each token of whole samples attends
+            to each other, `[B, heads, L, L]`, and `num_prefix`, the class tokens that lead.
     """
 
     slot: ClassVar[str] = "encoder"
+    attends: ClassVar[bool] = False
 
     if TYPE_CHECKING:
         embed_dim: Any
