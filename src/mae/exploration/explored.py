@@ -17,6 +17,7 @@ from mae.data.sources.source import Source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.neighbours import nearest_others
 from mae.evaluation.common.task import UnlabelledTask
+from mae.exploration.dynamics import Dynamics, measure_dynamics
 from mae.models.pretrained import PretrainedEncoder
 from mae.training.run_folder import RunFolder
 
@@ -109,6 +110,13 @@ class ExploreRun:
                 f"{self.task.source.name} holds {len(features)} readable images; a map of them takes three or more"
             )
         return features - features.mean(dim=0)
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        """The model over its training; without a run, beside random weights."""
+        return measure_dynamics(
+            self.task.extractor, self.checkpoints, self.images, self.row_labels, seed=self.seed, device=self.device
+        )
 
     @cached_property
     def neighbours(self) -> tuple[Float32[Tensor, "n k"], Int64[Tensor, "n k"]]:
