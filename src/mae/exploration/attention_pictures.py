@@ -47,7 +47,9 @@ def attention_pictures(run: ExploreRun) -> Section | None:
         f"block {number}": blocks[number].mean(dim=1)[image, asked + prefix, prefix:].unflatten(1, grid)
         for number in sorted({0, len(blocks) // 2, len(blocks) - 1})
     }
-    shown["rolled out"] = whole[image, asked + prefix, prefix:].unflatten(1, grid)
+    # Halved with the identity, most of what leaves a patch's place came from there.
+    others = whole[image, asked + prefix, prefix:].scatter(1, asked.unsqueeze(1), 0.0)
+    shown["rolled out, to others"] = others.unflatten(1, grid)
     notes = [names[number] for number in image.tolist()]
     _draw(run, crops[image], shown, notes=notes, title="Attention of single patches", path=paths[1], marked=asked)
     left_out = f" Of {heads} heads the first {_MOST_HEADS} are shown." if heads > _MOST_HEADS else ""

@@ -50,19 +50,17 @@ def layers_over_time(run: ExploreRun) -> Section:
         title="Singular values of the features of the last block",
         from_zero=False,
     )
+    labelled = found.majority is not None
     return Section(
         title="What layers know over training",
         text=text,
-        header=("moment", "best block by k-NN", "by probe", "effective rank of the last block"),
+        header=("moment", "best block by k-NN", "best block by probe") if labelled else (),
         rows=[
-            (
-                each.name,
-                _best(each, [layer.knn for layer in each.layers]),
-                _best(each, [layer.probe for layer in each.layers]),
-                f"{each.layers[-1].effective_rank:.1f}",
-            )
+            (each.name, _best([layer.knn for layer in each.layers]), _best([layer.probe for layer in each.layers]))
             for each in found.snapshots
-        ],
+        ]
+        if labelled
+        else (),
         pictures=paths,
     )
 
@@ -80,13 +78,13 @@ def attention_over_time(run: ExploreRun) -> Section | None:
     ]
     blocks, heads = ([str(number) for number in range(count)] for count in last.entropy.shape)
     by_head = [
-        Grid(name=name, values=values, rows=[f"block {block}" for block in blocks], columns=heads, show=readable)
-        for name, values in (
-            ("distance in patches", last.distance),
-            ("distance in pixels", last.pixels),
-            ("entropy in nats", last.entropy),
-            ("entropy of the class token", last.cls_entropy),
-            ("class token's share for itself", last.cls_self),
+        Grid(name=name, values=values, rows=[f"block {block}" for block in blocks], columns=heads, show=show)
+        for name, values, show in (
+            ("distance in patches", last.distance, _two_digits),
+            ("distance in pixels", last.pixels, readable),
+            ("entropy in nats", last.entropy, _two_digits),
+            ("entropy of the class token", last.cls_entropy, _two_digits),
+            ("class token's share for itself", last.cls_self, _percent),
         )
         if values is not None
     ]
@@ -216,7 +214,7 @@ def _by_block(found: Dynamics, name: str, of: Callable[..., float | None], show:
 
 def _attention_by_block(found: Dynamics, name: str, number: str) -> Grid:
     values = [getattr(each.attention, number).mean(dim=1) for each in found.snapshots]
-    return _over_time(found, name, torch.stack(values, dim=1), readable)
+    return _over_time(found, name, torch.stack(values, dim=1), _two_digits)
 
 
 def _over_time(found: Dynamics, name: str, values: Tensor, show: Callable[[float], str]) -> Grid:
@@ -248,12 +246,14 @@ def _spectrum_line(each: Snapshot) -> Line:
     return Line(label=each.name, x=list(range(1, len(seen) + 1)), y=(seen / seen[0]).log10().tolist())
 
 
-def _best(each: Snapshot, scores: Sequence[float | None]) -> str:
-    known = [(score, number) for number, score in enumerate(scores) if score is not None]
-    if not known:
-        return ""
-    score, number = max(known, key=lambda pair: (pair[0], -pair[1]))
-    return f"block {number}: {score:.1%}"
+def _best(scores: Sequence[float | None]) -> str:
+    """The first block of the highest score."""
+    score, number = max(((score or 0.0, -number) for number, score in enumerate(scores)), default=(0.0, 0))
+    return f"block {-number}: {score:.1%}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.2f}"
 
 
 def _percent(value: float) -> str:
