@@ -1,8 +1,8 @@
 """The map of the embedding: images by their features on a plane, to be looked at in a browser."""
 
 from base64 import b64encode
+from collections.abc import Mapping
 from importlib.resources import files
-from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +32,7 @@ def embedding_map(run: ExploreRun) -> Section:
     thumbnails = make_thumbnails(run.images, run.task.extractor.preprocessing)
     places = _in_unit_square(places)
     picture = run.pictures / "map.png"
-    colours = colour_table(_PALETTE)[torch.linspace(0, 255, _NUM_COLOURS).round().long()]
-    colours = torch.cat([colours[::2], colours[1::2]])  # strong ones first, their pale twins after them
+    colours = _class_colours(run)
     draw_map(
         places,
         thumbnails.pictures,
@@ -54,9 +53,18 @@ def embedding_map(run: ExploreRun) -> Section:
             style=(static / "map.css").read_text(encoding="ascii"),
             script=(static / "map.js").read_text(encoding="ascii"),
             data_id="map-data",
-            data=_data(run, places, thumbnails, [_hex(colour) for colour in colours]),
+            data=_data(run, places, thumbnails, colours),
         ),
     )
+
+
+def _class_colours(run: ExploreRun) -> dict[int, Float32[Tensor, "3"]]:
+    """The colours of the classes that have most images, by their numbers; the strong ones first, then pale ones."""
+    table = colour_table(_PALETTE)[:_NUM_COLOURS]
+    counts = torch.bincount(run.row_labels[run.row_labels >= 0], minlength=len(run.class_names))
+    largest = counts.argsort(descending=True, stable=True)[:_NUM_COLOURS]
+    shown = [label for label in largest.tolist() if counts[label]]
+    return dict(zip(shown, torch.cat([table[::2], table[1::2]]), strict=False))
 
 
 def _html(run: ExploreRun, *, side: int, picture: bytes) -> "Markup":
@@ -74,14 +82,14 @@ def _html(run: ExploreRun, *, side: int, picture: bytes) -> "Markup":
 
 
 def _data(
-    run: ExploreRun, places: Float32[Tensor, "n 2"], thumbnails: Thumbnails, colours: list[str]
+    run: ExploreRun, places: Float32[Tensor, "n 2"], thumbnails: Thumbnails, colours: Mapping[int, Tensor]
 ) -> dict[str, object]:
     """What the script reads: numbers as little-endian integers of 16 bits in base64."""
     cosines, neighbours = run.neighbours
     return {
-        "names": _short(run.names),
+        "names": run.names,
         "classes": [visible(name) for name in run.class_names],
-        "colours": colours,
+        "colours": {str(label): _hex(colour) for label, colour in colours.items()},
         "labels": _packed(run.row_labels, "<i2"),
         "places": _packed((places * _LARGEST).round(), "<u2"),
         "neighbours": _packed(neighbours, "<u2"),
@@ -94,12 +102,6 @@ def _data(
 
 def _packed(values: Tensor, kind: str) -> str:
     return b64encode(values.numpy().astype(np.dtype(kind)).tobytes()).decode("ascii")
-
-
-def _short(names: list[str]) -> list[str]:
-    """Names without the folders that all of them are in."""
-    above = commonprefix(names).rpartition("/")[0]
-    return [visible(name[len(above) + 1 if above else 0 :]) for name in names]
 
 
 def _in_unit_square(places: Float32[Tensor, "n 2"]) -> Float32[Tensor, "n 2"]:

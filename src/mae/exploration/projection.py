@@ -43,7 +43,7 @@ def project(features: Float[Tensor, "n D"], projection: Projection, *, seed: int
     places, shares = _pca(features)
     return places, (
         f"Principal components: across {shares[0]:.0%} of the variance, up {shares[1]:.0%}; what differs in the other "
-        f"{max(0.0, 1 - sum(shares)):.0%} is not seen, so images on one place need not be alike."
+        f"{max(0.0, 1 - sum(shares)):.0%} is not seen, so images in the same place need not be alike."
     )
 
 

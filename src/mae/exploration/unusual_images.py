@@ -34,12 +34,13 @@ def odd_images(run: ExploreRun) -> Section:
     listed = odd.order[: min(max(far_out, _ROWS), _NAMED)]
     return Section(
         title="Odd images",
-        text=f"{far_out:,} of {len(odd.order):,} images are far out: the mean distance (1 - centred cosine) to their "
-        f"ten nearest is above {odd.threshold:.3f}, three interquartile ranges above the upper quartile. Odd is "
-        "not wrong: look whether an image belongs to the set, is broken, or shows something rare.",
+        text=f"{far_out:,} of {len(odd.order):,} images are far out: the mean distance to their ten nearest is above "
+        f"{odd.threshold:.2f}, three interquartile ranges above the upper quartile. Distances are those of centred "
+        "features of length 1: 0 for copies, 1.41 for any two. Odd is not wrong: look whether an image belongs to the "
+        "set, is broken, or shows something rare.",
         header=("image", "distance", ""),
         rows=[
-            (run.names[row], f"{float(odd.scores[row]):.3f}", "far out" if odd.scores[row] > odd.threshold else "")
+            (run.names[row], f"{float(odd.scores[row]):.2f}", "far out" if odd.scores[row] > odd.threshold else "")
             for row in listed.tolist()
         ],
         pictures=[path],
@@ -80,7 +81,7 @@ def write_list(run: ExploreRun, path: Path) -> None:
     Raises:
         MAEError: the file cannot be written.
     """
-    odd, found, names = find_odd(run.neighbours[0]), find_near_duplicates(*run.neighbours), run.names
+    odd, found, names = find_odd(run.neighbours[0]), find_near_duplicates(*run.neighbours), run.full_names
     nearest = run.neighbours[1][:, 0]
     text = io.StringIO()
     rows = csv_writer(text, lineterminator="\n")
@@ -121,14 +122,16 @@ def _draw_pairs(run: ExploreRun, found: NearDuplicates, kinds: list[str], path: 
     crops = crops_of(run.images, wanted, run.numbers[pairs.flatten()])
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(run.images.channel_names))
     pictures = tones.paint(crops).unflatten(0, (-1, 2))
-    said = [f"cosine {cosine:.4f}, {kind}" for cosine, kind in zip(found.cosines.tolist(), kinds, strict=True)]
-    notes = [[said[row], ""] for row in range(len(pairs))]
+    said = [[f"cosine {cosine:.4f}", kind] for cosine, kind in zip(found.cosines.tolist(), kinds, strict=True)]
     columns = [
         Column(
             name=name,
             caption="",
             pictures=pictures[:, side],
-            notes=[[run.names[row], note[side]] for row, note in zip(pairs[:, side].tolist(), notes, strict=True)],
+            notes=[
+                [run.names[row], *(said[place] if side == 0 else ("", ""))]
+                for place, row in enumerate(pairs[:, side].tolist())
+            ],
         )
         for side, name in enumerate(("image", "nearly the same"))
     ]

@@ -41,7 +41,7 @@ function className(image) {
 }
 
 function colourOf(label) {
-  return label < 0 ? theme("--faint") : data.colours[label % data.colours.length];
+  return data.colours[label] ?? theme("--faint");
 }
 
 function theme(name) {
@@ -64,6 +64,8 @@ function groupByClass() {
  */
 function chooseThumbnails() {
   const first = new Uint8Array(count).fill(255);
+  const mixed = (image) => Math.imul(image + 1, 2654435761) >>> 0; // images of one class often stand together
+  const order = [...Array(count).keys()].sort((one, other) => mixed(one) - mixed(other));
   for (let level = 0; level < LEVELS; level += 1) {
     const side = 2 ** level; // cells of 1 / side
     const taken = new Map();
@@ -86,8 +88,8 @@ function chooseThumbnails() {
       }
       return true;
     };
-    for (let image = 0; image < count; image += 1) if (first[image] < level) put(image);
-    for (let image = 0; image < count; image += 1) {
+    for (const image of order) if (first[image] < level) put(image);
+    for (const image of order) {
       if (first[image] === 255 && isFree(image)) {
         first[image] = level;
         put(image);
@@ -328,7 +330,7 @@ function listEntry(image, note) {
 
 function makeLegend() {
   const sizes = [...byClass].filter(([label]) => label >= 0).sort((one, other) => other[1].length - one[1].length);
-  const keys = sizes.slice(0, data.colours.length).map(([label, images]) => {
+  const keys = sizes.filter(([label]) => label in data.colours).map(([label, images]) => {
     const [key, spot] = [document.createElement("button"), document.createElement("i")];
     key.type = "button";
     key.setAttribute("aria-pressed", "false");
@@ -342,8 +344,9 @@ function makeLegend() {
     });
     return key;
   });
-  const rest = sizes.length - keys.length;
-  element("map-legend").append(...keys, ...(rest > 0 ? [`and ${rest} more classes: colours come again`] : []));
+  const rest = document.createElement("span");
+  if (sizes.length > keys.length) rest.textContent = `${sizes.length - keys.length} smaller classes in grey`;
+  element("map-legend").append(...keys, rest);
 }
 
 const pointers = new Map();

@@ -1,17 +1,19 @@
 """Many small pictures at their places on a plane."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from mae.randomness import FIXED_EPOCH, permutation
 from mae.report.figures.sheet import Column, write_sheet
 
 _SIDE, _MARGIN, _DOT = 1100, 30, 3  # pixels
 _DOT_COLOUR = (0.55, 0.58, 0.63)
 _FRAME = 2
+_SEED = 0
 
 
 def draw_map(
@@ -20,7 +22,7 @@ def draw_map(
     *,
     labels: Int64[Tensor, " n"],
     class_names: Sequence[str],
-    colours: Float[Tensor, "c 3"],
+    colours: Mapping[int, Float[Tensor, "3"]],
     title: str,
     caption: str,
     path: Path,
@@ -29,10 +31,10 @@ def draw_map(
 
     Args:
         places: across and down, in [0, 1].
-        pictures: the earlier of two that would cover each other is shown.
-        labels: the class of each, whose colour it has; negative: none.
+        pictures: of two that would cover each other one is shown.
+        labels: the class of each; negative: none.
         class_names: by number.
-        colours: of the classes, which come again where there are more of them.
+        colours: of classes by number; all else is grey.
         title: printed above.
         caption: printed below.
         path: the PNG.
@@ -44,24 +46,23 @@ def draw_map(
     page = torch.ones(_SIDE, _SIDE, 3)
     half = side // 2 + _FRAME
     at = (_MARGIN + places * (_SIDE - 2 * _MARGIN)).round().long()
-    painted = colours[labels.clamp(min=0) % len(colours)]
-    painted = torch.where((labels >= 0).unsqueeze(1), painted, torch.tensor(_DOT_COLOUR))
+    grey = torch.tensor(_DOT_COLOUR)
+    painted = torch.stack([colours.get(label, grey) for label in labels.tolist()])
     for (x, y), colour in zip(at.tolist(), painted, strict=True):
         page[y : y + _DOT, x : x + _DOT] = colour
-    for row in _apart(at, 2 * half):
+    order = permutation(_SEED, FIXED_EPOCH, len(at))  # else whatever comes first in a set would be all that is seen
+    for row in order[_apart(at[order], 2 * half)].tolist():
         left, top = (min(max(value - half, 0), _SIDE - 2 * half) for value in at[row].tolist())
         page[top : top + 2 * half, left : left + 2 * half] = painted[row]
         inside = slice(top + _FRAME, top + _FRAME + side), slice(left + _FRAME, left + _FRAME + side)
         page[inside] = pictures[row].float() / 255
-    found = labels.unique().tolist()
-    legend = {class_names[label]: colours[label % len(colours)] for label in found if label >= 0}
     write_sheet(
         [Column(name=f"{len(places):,} images", caption="", pictures=page.unsqueeze(0))],
         title=title,
         caption=[caption],
         path=path,
         sides=(_SIDE, _SIDE),
-        legend=legend if len(legend) <= len(colours) else None,
+        legend={class_names[label]: colour for label, colour in colours.items()},
     )
 
 
