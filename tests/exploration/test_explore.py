@@ -63,6 +63,12 @@ def test_the_page_holds_every_section_and_needs_nothing_else(made: Path):
         "Nearest patches of other images",
         "Odd images",
         "Near duplicates",
+        "What attention looks at",
+        "Patches as colours over training",
+        "What layers know over training",
+        "How far attention reaches",
+        "Errors by wavelength",
+        "What masks leave to guess",
     ]
     without_data = re.sub(r"base64,[^\"<]*", "", page)
     assert not re.search(r"https?:|url\(|@import|javascript:|<link|<iframe|\sfetch\(|XMLHttpRequest", without_data)
@@ -72,12 +78,21 @@ def test_the_page_holds_every_section_and_needs_nothing_else(made: Path):
 def test_each_picture_is_a_file_too(made: Path):
     names = sorted(path.name for path in (made / "pictures").iterdir())
     assert names == [
+        "attention_between_patches.png",
+        "attention_by_head.png",
+        "attention_of_class_token.png",
+        "attention_over_training.png",
+        "correlation.png",
+        "layers.png",
         "map.png",
+        "mask_ratios.png",
         "near_duplicates.png",
         "nearest_images.png",
         "nearest_patches_colours.png",
         "nearest_patches_pictures.png",
         "odd_images.png",
+        "patch_colours_over_training.png",
+        "singular_values.png",
     ]
     for name in names:
         Image.open(made / "pictures" / name).load()

@@ -18,7 +18,7 @@ from mae.evaluation.common.weight_changes import relative_changes
 from mae.evaluation.extractors.batches import normalised_batches
 from mae.evaluation.extractors.extractor import Extractor, random_weights
 from mae.masks.random import RandomMasking
-from mae.models.file import load_model
+from mae.models.file import load_with_report
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
@@ -140,7 +140,7 @@ def _moments(
     if not checkpoints:
         yield "this model", None, model
     for step, path in checkpoints.items():
-        yield f"step {step:,}", step, load_model(path / MODEL).to(device)
+        yield f"step {step:,}", step, load_with_report(path / MODEL)[0].to(device)
 
 
 def _spread(values: list[int], most: int) -> list[int]:

@@ -16,6 +16,7 @@ from mae.report.html.page import Section
 
 _IMAGES, _BATCH = 48, 16
 _RATIOS = (0.25, 0.5, 0.6, 0.75, 0.9)
+_USUAL = 0.75
 _EASY = 0.5
 """Share of what the mean colour leaves that interpolation explains, from which a mask is called easy."""
 _HARD = 0.1
@@ -30,7 +31,8 @@ def masks_against_data(run: ExploreRun) -> Section | None:
     parts = _crops(run, numbers)
     correlation = measure_correlation(part.float().cpu() for part in parts)
     keys = sample_keys(run.seed, FIXED_EPOCH, numbers).to(run.device).split(_BATCH)
-    own, tokens = config.mask.ratio, config.layout.num_tokens
+    trained = run.task.extractor.autoencoder is not None  # else no mask tells how it was trained
+    own, tokens = config.mask.ratio if trained else _USUAL, config.layout.num_tokens
     ratios = sorted({ratio for ratio in (*_RATIOS, own) if 1 <= int(tokens * (1 - ratio) + 1e-6) < tokens})
     guesses = measure_guesses(run.model, list(zip(parts, keys, strict=True)), tokenizer=config.tokenizer, ratios=ratios)
     paths = [run.pictures / "mask_ratios.png", run.pictures / "correlation.png"]
@@ -50,7 +52,7 @@ def masks_against_data(run: ExploreRun) -> Section | None:
         header=("mask ratio", "mean colour", "nearest patch", "interpolation", "this model"),
         rows=[
             (
-                f"{each.ratio:.0%}{' (its own)' if each.ratio == own else ''}",
+                f"{each.ratio:.0%}{' (its own)' if trained and each.ratio == own else ''}",
                 *(
                     "" if value is None else f"{value:.4f}"
                     for value in (each.mean_colour, each.nearest_patch, each.interpolation, each.model)
@@ -67,7 +69,7 @@ def advise(guesses: Sequence[MaskedGuesses], own: float, length: float | None, s
 
     Args:
         guesses: by ratio, one of them at `own`, or none.
-        own: the ratio that the model was trained with.
+        own: the ratio that is asked about.
         length: how far pixels are correlated; None: not known.
         side: of a patch, the shorter one, in pixels.
     """
