@@ -1,5 +1,6 @@
 """Tables of numbers as colours."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ def grid(values: torch.Tensor, name: str = "numbers") -> Grid:
     return Grid(name=name, values=values, rows=rows, columns=columns, show=lambda value: f"{value:.2f}")
 
 
-def colours_in(path: Path) -> set[tuple[int, ...]]:
-    return {tuple(colour) for colour in np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).tolist()}
+def colours_in(path: Path) -> Counter[tuple[int, ...]]:
+    """How many pixels have each colour."""
+    return Counter(tuple(colour) for colour in np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).tolist())
 
 
 def as_bytes(colour: torch.Tensor) -> tuple[int, ...]:
@@ -32,8 +34,8 @@ def test_cells_have_the_colours_of_their_numbers_and_an_unknown_one_is_empty(tmp
     found = colours_in(path)
     for place in (0, 128, 255):
         near = [as_bytes(table[place]), tuple(round(float(part) * 255) for part in table[place])]
-        assert any(colour in found for colour in near), place
-    assert any(abs(colour[0] - 237) <= 1 and colour[0] == colour[1] == colour[2] for colour in found)
+        assert any(found[colour] > 900 for colour in near), place  # most of a cell
+    assert found[237, 237, 237] > 900
 
 
 def test_each_cell_says_its_number_and_labels_stand_beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
