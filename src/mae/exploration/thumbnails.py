@@ -20,7 +20,7 @@ MOST_IMAGES = 16_384
 """More would make an atlas of over 4,096 pixels a side, which some phones refuse, and a page of over 20 MB."""
 
 _SIDES = ((5_000, 48), (MOST_IMAGES, 32))
-"""Pixels of a thumbnail, by how many there are at most; multiples of 16, so that no block of the JPEG holds two."""
+"""Pixels of a thumbnail, by how many there are at most; multiples of 8, so that no block of the JPEG holds two."""
 
 _QUALITY = 80
 
@@ -51,7 +51,8 @@ class Thumbnails:
         cells = torch.cat([self.pictures, self.pictures.new_zeros(missing, self.side, self.side, 3)])
         cells = cells.unflatten(0, (-1, self.columns)).transpose(1, 2)  # [rows, side, columns, side, 3]
         content = io.BytesIO()
-        Image.fromarray(cells.flatten(2, 3).flatten(0, 1).numpy()).save(content, "JPEG", quality=_QUALITY)
+        picture = Image.fromarray(cells.flatten(2, 3).flatten(0, 1).numpy())
+        picture.save(content, "JPEG", quality=_QUALITY, subsampling=0)  # else colours bleed over a thumbnail's edge
         return f"data:image/jpeg;base64,{b64encode(content.getvalue()).decode('ascii')}"
 
 

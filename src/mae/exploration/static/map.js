@@ -33,6 +33,7 @@ const levels = chooseThumbnails();
 
 const view = { scale: 1, x: 0, y: 0, width: 0, height: 0, ratio: 1 }; // CSS pixels: screen = place * scale + offset
 const state = { selected: -1, pointed: -1, near: new Map(), found: null, only: -1 };
+const theme = {};
 let atlas = null;
 let waiting = false;
 
@@ -41,11 +42,13 @@ function className(image) {
 }
 
 function colourOf(label) {
-  return data.colours[label] ?? theme("--faint");
+  return data.colours[label] ?? theme.faint;
 }
 
-function theme(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** The page's own colours, which follow the screen's scheme. */
+function readTheme() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["ink", "faint", "accent"]) theme[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
 /** Images of one colour together, so that the colour is set once. */
@@ -120,21 +123,23 @@ function draw() {
   context.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
   context.clearRect(0, 0, view.width, view.height);
   const [level, side, pictures] = [currentLevel(), thumbnailSide(), []];
+  const filtered = isFiltered();
   for (const [label, images] of byClass) {
     context.fillStyle = colourOf(label);
     for (const image of images) {
-      const [x, y] = onScreen(image);
+      const x = places[2 * image] * view.scale + view.x; // not by onScreen: this is done for every image of every frame
+      const y = places[2 * image + 1] * view.scale + view.y;
       if (!isInside(x, y, side)) continue;
-      const shown = isShown(image);
-      if (levels[image] <= level && shown) pictures.push(image);
-      context.globalAlpha = shown ? 1 : FADED;
+      const shown = !filtered || isShown(image);
+      if (shown && levels[image] <= level) pictures.push(image);
+      if (filtered) context.globalAlpha = shown ? 1 : FADED;
       context.fillRect(x - DOT, y - DOT, 2 * DOT, 2 * DOT);
     }
   }
   context.globalAlpha = 1;
   for (const image of pictures) drawThumbnail(image, side);
   if (state.selected >= 0) drawNear(side);
-  if (state.pointed >= 0) frame(state.pointed, side, theme("--ink"), 2);
+  if (state.pointed >= 0) frame(state.pointed, side, theme.ink, 2);
   if (canvas.matches(":focus-visible")) drawCentre();
 }
 
@@ -159,7 +164,7 @@ function frame(image, side, colour, width) {
 /** The selected image and those nearest to it, over all others. */
 function drawNear(side) {
   const [x, y] = onScreen(state.selected);
-  context.strokeStyle = theme("--accent");
+  context.strokeStyle = theme.accent;
   context.lineWidth = 1;
   context.beginPath();
   for (const image of state.near.keys()) {
@@ -169,13 +174,13 @@ function drawNear(side) {
   context.stroke();
   for (const image of [...[...state.near.keys()].reverse(), state.selected]) {
     drawThumbnail(image, side);
-    frame(image, side, theme("--accent"), image === state.selected ? 4 : 2);
+    frame(image, side, theme.accent, image === state.selected ? 4 : 2);
   }
 }
 
 function drawCentre() {
   const [x, y] = [view.width / 2, view.height / 2];
-  context.strokeStyle = theme("--ink");
+  context.strokeStyle = theme.ink;
   context.lineWidth = 1.5;
   context.beginPath();
   context.moveTo(x - 10, y);
@@ -198,8 +203,9 @@ function imageAt(x, y, reach = REACH) {
   let [best, nearest] = [-1, reach];
   for (let image = 0; image < count; image += 1) {
     if (!isShown(image)) continue;
-    const [left, top] = onScreen(image);
-    const distance = Math.hypot(left - x, top - y);
+    const left = places[2 * image] * view.scale + view.x;
+    const top = places[2 * image + 1] * view.scale + view.y;
+    const distance = Math.sqrt((left - x) ** 2 + (top - y) ** 2);
     if (distance < nearest) [best, nearest] = [image, distance];
     else if (best < 0 && levels[image] <= level && covers(image)) [best, nearest] = [image, Math.min(reach, distance)];
   }
@@ -422,7 +428,11 @@ function keyPressed(event) {
 async function begin() {
   element("map").hidden = false;
   new ResizeObserver(fitCanvas).observe(canvas);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawSoon);
+  readTheme();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    readTheme();
+    drawSoon();
+  });
   const events = { pointerdown: pressed, pointermove: pointerMoved, pointerup: released, pointercancel: released,
     pointerleave: () => point(-1), keydown: keyPressed, focus: drawSoon, blur: drawSoon };
   for (const [name, handler] of Object.entries(events)) canvas.addEventListener(name, handler);
