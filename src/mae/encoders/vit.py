@@ -241,6 +241,7 @@ class MAEEncoder(nn.Module):
         Raises:
             UsageError: see `encode`.
         """
+        block: Any
         x = self._embed(images, None)
         for block in self.blocks:
             yield block.attention_weights(x, queries=x.shape[1])

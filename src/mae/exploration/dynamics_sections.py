@@ -38,7 +38,8 @@ def layers_over_time(run: ExploreRun) -> Section:
         text += (
             " k-NN and a linear probe by least squares learn from half of these images and are tested on the other; "
             f"always saying the commonest class is right for {found.majority:.1%}. So few images compare layers and "
-            "checkpoints, and no published figure."
+            "checkpoints, and no published figure; the best block is chosen on the tested half, which flatters it "
+            "a little."
         )
     draw_grids(grids, title="Layers over training", caption=_moments(found), path=paths[0])
     draw_lines(

@@ -114,7 +114,7 @@ def _crops(run: ExploreRun, numbers: Tensor) -> list[Tensor]:
 
 
 def _draw_guesses(guesses: Sequence[MaskedGuesses], path: Path) -> None:
-    by_name = {
+    by_name: dict[str, list[float | None]] = {
         "mean colour": [each.mean_colour for each in guesses],
         "nearest patch": [each.nearest_patch for each in guesses],
         "interpolation": [each.interpolation for each in guesses],

@@ -82,7 +82,8 @@ def measure_frequency_error(
         UsageError: there is no batch, or a model that predicts no pixels.
     """
     sums: Tensor | None = None
-    count, names = 0, ()
+    names: tuple[str, ...] = ()
+    count = 0
     for images, plan in images_and_plans:
         images = images.float()
         view, tokenizer, layout = reconstruct(model, images, plan), model.tokenizer, model.tokenizer.layout_of(images)
