@@ -9,7 +9,7 @@ from exploration.planted import planted_images, planted_model
 from rich.console import Console
 
 from mae.data.sources.open import open_source
-from mae.encoders.vit import ViT
+from mae.encoders.vit import MAEEncoder
 from mae.evaluation.common.feature_stats import measure_spread
 from mae.evaluation.common.task import UnlabelledTask
 from mae.evaluation.extractors.open import open_extractor
@@ -149,7 +149,7 @@ def test_a_model_without_a_run_is_beside_random_weights_and_has_no_moves(explore
 
 
 def test_an_encoder_that_gives_no_attention_has_no_such_sections(explored: Made, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ViT, "attends", False)
+    monkeypatch.setattr(MAEEncoder, "attends", False)
     run = explored((10,))
     assert attention_over_time(run) is None and attention_pictures(run) is None
 

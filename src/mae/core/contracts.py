@@ -328,12 +328,9 @@ class Encoder(Component):
         depth: blocks.
         mask_tokens: whether mask tokens stand where patches are masked, instead of nothing.
         cls_token: whether a class token leads the sequence.
-        attends: whether its network has `attention(x)`: block after block how much each token of whole samples attends
-            to each other, `[B, heads, L, L]`, and `num_prefix`, the class tokens that lead.
     """
 
     slot: ClassVar[str] = "encoder"
-    attends: ClassVar[bool] = False
 
     if TYPE_CHECKING:
         embed_dim: Any
@@ -342,7 +339,11 @@ class Encoder(Component):
         cls_token: Any
 
     def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
-        """The network, with fresh weights from PyTorch's global generator."""
+        """The network, with fresh weights from PyTorch's global generator.
+
+        One whose `attends` is true has `attention(x)`: block after block how much each token of whole samples attends
+        to each other, `[B, heads, L, L]`, of which `num_prefix` lead; see `MAEEncoder`.
+        """
         raise NotImplementedError
 
 

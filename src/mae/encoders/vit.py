@@ -43,7 +43,6 @@ class ViT(Encoder):
     """The Vision Transformer (Dosovitskiy et al. 2020), which sees only the visible patches."""
 
     kind: ClassVar[str] = "vit"
-    attends: ClassVar[bool] = True
 
     embed_dim: Annotated[Width, Alias("embed_dim")] = 768
     """Width of the encoder's tokens."""
@@ -116,6 +115,8 @@ class MAEEncoder(nn.Module):
         mask_tokens: whether masked patches are replaced by a learned token instead of dropped.
         options: `drop_path`, `rank`, `world` and `activation_checkpointing` of `make_blocks`.
     """
+
+    attends: ClassVar[bool] = True
 
     def __init__(  # noqa: PLR0913 - the sizes of an architecture
         self,

@@ -1,5 +1,6 @@
 """Pictures of attention: of the class token, head by head and rolled out, and between patches."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mae.evaluation.common.attention_stats import rollout
+from mae.evaluation.common.capabilities import attends
 from mae.exploration.explored import ExploreRun
 from mae.exploration.thumbnails import crops_of
 from mae.randomness import FIXED_EPOCH, permutation
@@ -21,13 +23,13 @@ _MOST_HEADS = 8
 def attention_pictures(run: ExploreRun) -> Section | None:
     """Where the class token and some patches look."""
     config = run.model.config
-    if config is None or not config.encoder.attends:
+    if config is None or not attends(run.model.encoder):
         return None
     rows = permutation(run.seed, FIXED_EPOCH, len(run.numbers))[:_IMAGES]
     crops = crops_of(run.images, run.task.extractor.preprocessing, run.numbers[rows])
-    blocks = _attention(run, crops)
+    of_blocks, last, whole = _attention(run, crops)
     grid, prefix = (config.layout.grid[0], config.layout.grid[1]), run.model.encoder.num_prefix
-    whole, last, heads = rollout(blocks), blocks[-1], blocks[-1].shape[1]
+    heads = last.shape[1]
     asking = slice(0, prefix) if prefix else slice(None)  # without a class token: the mean over all patches
     by_head = last[:, :, asking, prefix:].mean(dim=2).unflatten(2, grid)
     of_class = {
@@ -44,8 +46,8 @@ def attention_pictures(run: ExploreRun) -> Section | None:
     asked = torch.tensor(thirds).repeat(len(crops))  # [images * 2]
     image = torch.arange(len(crops)).repeat_interleave(len(thirds))
     shown = {
-        f"block {number}": blocks[number].mean(dim=1)[image, asked + prefix, prefix:].unflatten(1, grid)
-        for number in sorted({0, len(blocks) // 2, len(blocks) - 1})
+        f"block {number}": weights[image, asked + prefix, prefix:].unflatten(1, grid)
+        for number, weights in of_blocks.items()
     }
     # Halved with the identity, most of what leaves a patch's place came from there.
     others = whole[image, asked + prefix, prefix:].scatter(1, asked.unsqueeze(1), 0.0)
@@ -64,9 +66,27 @@ def attention_pictures(run: ExploreRun) -> Section | None:
 
 
 @torch.no_grad()
-def _attention(run: ExploreRun, crops: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B heads L L"]]:
-    images = crops.to(next(run.model.parameters()))
-    return [weights.cpu() for weights in run.model.encoder.attention(images)]
+def _attention(
+    run: ExploreRun, crops: Float[Tensor, "B C H W"]
+) -> tuple[dict[int, Float[Tensor, "B L L"]], Float[Tensor, "B heads L L"], Float[Tensor, "B L L"]]:
+    """Means over heads of the first, the middle and the last block, the heads of the last, and the rollout.
+
+    Block by block: all weights of a large model would take gigabytes.
+    """
+    encoder, images = run.model.encoder, crops.to(next(run.model.parameters()))
+    depth = len(encoder.blocks)
+    kept: dict[int, Tensor] = {}
+    last: list[Tensor] = []
+
+    def looked_at() -> Iterator[Tensor]:
+        for number, weights in enumerate(encoder.attention(images)):
+            if number in (0, depth // 2, depth - 1):
+                kept[number] = weights.mean(dim=1).cpu()
+            last[:] = [weights]
+            yield weights
+
+    whole = rollout(looked_at()).cpu()
+    return kept, last[0].cpu(), whole
 
 
 def _draw(

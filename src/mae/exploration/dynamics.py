@@ -11,7 +11,7 @@ from torch import Tensor
 from mae.core.types import MaskRequest
 from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.attention_stats import AttentionStats, measure_attention
-from mae.evaluation.common.capabilities import predicts_pixels
+from mae.evaluation.common.capabilities import attends, predicts_pixels
 from mae.evaluation.common.layer_stats import Halves, LayerStats, halves_of, measure_layer
 from mae.evaluation.common.spectrum import FrequencyError, measure_frequency_error
 from mae.evaluation.common.weight_changes import relative_changes
@@ -30,6 +30,8 @@ _FEW_IMAGES = 64
 """For attention and reconstructions, which are means over many patches."""
 _SHOWN = 6
 _BATCH = 16
+_WEIGHTS = 1 << 22
+"""Attention weights of one head that are held at a time, of all images of a batch; there are some 16 heads."""
 
 BEFORE = "random weights"
 
@@ -195,12 +197,13 @@ class _Bench:
         return list(torch.cat(parts, dim=1))
 
     def _attention(self, model: PretrainedEncoder) -> AttentionStats | None:
-        config = model.config
-        if config is None or not config.encoder.attends:
+        config, encoder = model.config, model.encoder
+        if config is None or not attends(encoder):
             return None
-        layout, encoder = config.layout, model.encoder
+        layout = config.layout
+        size = min(_BATCH, max(1, _WEIGHTS // (layout.num_tokens + encoder.num_prefix) ** 2))
         return measure_attention(
-            (encoder.attention(part) for batch in self._batches(model, self.few) for part in batch.split(_BATCH)),
+            (encoder.attention(part) for batch in self._batches(model, self.few) for part in batch.split(size)),
             grid=(layout.grid[0], layout.grid[1]),
             patch=(layout.patch[0], layout.patch[1]),
             num_prefix=encoder.num_prefix,
@@ -211,7 +214,7 @@ class _Bench:
             return None
         masking = RandomMasking(ratio=model.masking.ratio)
         keys = sample_keys(self.seed, FIXED_EPOCH, self.few).split(_BATCH)
-        parts = [part for batch in self._batches(model, self.few) for part in batch.split(_BATCH)]
+        parts = self._batches(model, self.few)
         layout = model.tokenizer.layout
         plans = [masking.plan(MaskRequest(layout=layout, keys=each.to(self.device))) for each in keys]
         return measure_frequency_error(model, zip(parts, plans, strict=True))
@@ -220,7 +223,7 @@ class _Bench:
         weights = next(model.parameters())
         wanted = self.extractor.preprocessing
         for batch in normalised_batches(self.images, wanted, device=self.device, numbers=numbers):
-            yield batch.to(weights)
+            yield from batch.to(weights).split(_BATCH)
 
     def _crops(self, model: PretrainedEncoder, numbers: Int64[Tensor, " n"]) -> Tensor:
         return torch.cat(list(self._batches(model, numbers)))
