@@ -1,6 +1,7 @@
 """A folder of images with an odd one and copies planted among two kinds, and a model that has seen none."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +30,10 @@ def planted_images(folder: Path) -> Path:
     return folder
 
 
-def planted_model(path: Path) -> Path:
-    """The file of a small model with weights from a seed."""
+def planted_model(path: Path, **changes: Any) -> Path:
+    """The file of a small model with weights from a seed; an option replaces its own."""
     torch.manual_seed(0)
+    statistics = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
     model = create_model(
         "mae_vit_lesson_patch4",
         img_size=SIDE,
@@ -39,8 +41,7 @@ def planted_model(path: Path) -> Path:
         depth=2,
         decoder_embed_dim=16,
         decoder_depth=1,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
+        **{**statistics, **changes},
     )
     save(model, path)
     return path

@@ -218,6 +218,18 @@ def test_four_images_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(map_data(page.read_text())["names"]) == 4
 
 
+def test_images_of_many_channels_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    (tmp_path / "bands").mkdir()
+    for number in range(6):
+        np.save(tmp_path / "bands" / f"{number}.npy", rng.normal(300, 40, (16, 16, 5)).astype(np.float32))
+    model = planted_model(tmp_path / "m.safetensors", in_chans=5, mean=(300.0,) * 5, std=(40.0,) * 5)
+    page = explore(model, data="bands", out="p.html", pictures="pictures", device="cpu", quiet=True)
+    assert map_data(page.read_text())["names"] == [f"{number}.npy" for number in range(6)]
+    assert len(list((tmp_path / "pictures").iterdir())) >= 5
+
+
 @pytest.mark.slow
 def test_a_run_is_explored_on_its_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
@@ -239,3 +251,6 @@ def test_a_run_is_explored_on_its_own_images(tmp_path: Path, monkeypatch: pytest
     assert main(["explore", str(tmp_path / "run"), "--device", "cpu"]) == 0  # written anew
     page = (tmp_path / "run" / "explore.html").read_text()
     assert f"{COUNT} of {tmp_path}/images" in page and "step 4" in page
+    (tmp_path / "images").rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match="the images of the run .*does not exist.*name others with --data"):
+        explore(tmp_path / "run", device="cpu", quiet=True)

@@ -96,7 +96,9 @@ def test_search_by_name_and_then_by_image(page: "Page"):
     nearest = listed(page)
     assert "selected" in nearest[0] and len(nearest) == 13
     assert "03.png" in nearest[1] and "cosine 1.00" in nearest[1] and "anew.jpg" in nearest[2]
-    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")  # the focus stays in the list
+    page.keyboard.press("Enter")
+    assert status(page).startswith("Nearest to warm/03.png")
     page.click("#map-clear")
     assert status(page).startswith(f"{COUNT} images.") and listed(page) == []
     assert drawn(page) == before and page.input_value("#map-search") == ""

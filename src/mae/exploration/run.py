@@ -10,6 +10,7 @@ from rich.console import Console
 from mae.config import RunConfig
 from mae.credentials import concealed
 from mae.data.dataset.sampled import sample
+from mae.data.sources.names import check_exists
 from mae.data.sources.open import Source, open_source
 from mae.errors import UsageError
 from mae.evaluation.common.task import UnlabelledTask
@@ -77,7 +78,7 @@ def explore(
         raise UsageError(f"{run} is a model of another project; expected a run folder or a .safetensors file of mae")
     show_loaded(console, extractor.loaded)
     folder = RunFolder(Path(run)) if RunFolder(Path(run)).holds_run else None
-    spec = concealed(str(data)) if data is not None else _own_source(run, folder)
+    spec = concealed(str(data)) if data is not None else _own_source(run, folder, root)
     with stage(console, f"Reading the images of {spec}"):
         source = _some(open_source(spec, data_root=root), images)
         labels, class_names = labels_of(source, spec, data_root=root)
@@ -100,7 +101,7 @@ def explore(
             pictures=place,
         )
         page = usual / PAGE if out is None else Path(out)
-        title = f"What {Path(run).name} learned"
+        title = f"What {Path(run).resolve().name} learned"
         write_page(page, title=title, facts=_facts(explored, spec), sections=_sections(explored))
         if list is not None:
             write_list(explored, Path(list))
@@ -125,10 +126,15 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _own_source(run: str | Path, folder: RunFolder | None) -> str:
+def _own_source(run: str | Path, folder: RunFolder | None, data_root: Path) -> str:
     if folder is None:
         raise UsageError(f"{run} is a model, which comes with no images; name some with --data")
-    return RunConfig.read(folder.config).source
+    source = RunConfig.read(folder.config).source
+    try:
+        check_exists(source, data_root=data_root)
+    except UsageError as error:
+        raise UsageError(f"the images of the run {run}: {error}; name others with --data") from error
+    return source
 
 
 def _some(source: Source, count: int) -> Source:

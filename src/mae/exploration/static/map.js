@@ -329,7 +329,10 @@ function listEntry(image, note) {
   below.textContent = [className(image), note].filter((part) => part !== "").join(" \u00b7 ");
   text.append(below);
   button.append(small, text);
-  button.addEventListener("click", () => select(image));
+  button.addEventListener("click", () => {
+    select(image);
+    element("map-list").querySelector("button").focus(); // this one is gone from the list
+  });
   item.append(button);
   return item;
 }
