@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mae.evaluation.pictures.reconstruct import reconstruct as reconstruct
     from mae.evaluation.run import evaluate as evaluate
     from mae.experiments.run import study as study
+    from mae.exploration.run import explore as explore
     from mae.layers.mask_decoder import MAEDecoder as MAEDecoder
     from mae.models.classifier import ImageClassifier as ImageClassifier
     from mae.models.file import save as save
@@ -59,6 +60,7 @@ _WHERE = {
     "Evaluation": "mae.evaluation.common.record",
     "evaluate": "mae.evaluation.run",
     "study": "mae.experiments.run",
+    "explore": "mae.exploration.run",
     "ImageClassifier": "mae.models.classifier",
     "MethodConfig": "mae.core.method",
     "register": "mae.core.kinds",

@@ -157,3 +157,22 @@ def test_mask_tokens_start_away_from_zero_and_masked_predictions_differ() -> Non
     model = build_model(tiny_config())
     prediction = model(images_for(model), plan=model.plan(images_for(model))).prediction
     assert (prediction - prediction[:, :1]).abs().amax(dim=-1)[:, 1:].min() > 1e-3
+
+
+@pytest.mark.parametrize("cls_token", [True, False])
+def test_attention_of_every_block_is_timm_s(cls_token: bool) -> None:
+    model = tiny_model(cls_token=cls_token).eval()
+    assert model.config is not None
+    twin = timm_twin(model.encoder, model.config.layout.size).eval()
+    expected: list[torch.Tensor] = []
+    for block in twin.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda _, inputs, out: expected.append(inputs[0]))
+    images = images_for(model)
+    with torch.no_grad():
+        twin.forward_features(images)
+        found = list(model.encoder.attention(images))
+    assert len(found) == len(expected) == 2
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert_close(ours.sum(dim=-1), torch.ones_like(ours[..., 0]))

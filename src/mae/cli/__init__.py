@@ -26,6 +26,7 @@ COMMANDS = {
     "predict": ("mae.cli.predict", "name the classes of images by a trained classifier"),
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
+    "explore": ("mae.cli.explore", "look into a run: a page with a map of its images, odd ones and duplicates"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of masked patches, or fill a hole"),
     "import": (
         "mae.cli.import_weights",

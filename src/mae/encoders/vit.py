@@ -1,6 +1,6 @@
 """The Vision Transformer that sees only the visible patches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -115,6 +115,8 @@ class MAEEncoder(nn.Module):
         mask_tokens: whether masked patches are replaced by a learned token instead of dropped.
         options: `drop_path`, `rank`, `world` and `activation_checkpointing` of `make_blocks`.
     """
+
+    attends: ClassVar[bool] = True
 
     def __init__(  # noqa: PLR0913 - the sizes of an architecture
         self,
@@ -231,6 +233,20 @@ class MAEEncoder(nn.Module):
             x = self.blocks.through(block, x)
         weights = last.attention_weights(x, queries=self.num_prefix)
         return weights[..., self.num_prefix :].mean(dim=(1, 2))
+
+    def attention(self, images: Float[Tensor, "B C H W"]) -> Iterator[Float[Tensor, "B heads L L"]]:
+        """How much each token of whole images attends to each other, block after block, float32; class tokens lead.
+
+        A row adds up to 1. One block's weights are held at a time: of a ViT-B at 224 pixels 1.9 MB an image.
+
+        Raises:
+            UsageError: see `encode`.
+        """
+        block: Any
+        x = self._embed(images, None)
+        for block in self.blocks:
+            yield block.attention_weights(x, queries=x.shape[1])
+            x = self.blocks.through(block, x)
 
     def _block(self, number: int) -> int:
         depth = len(self.blocks)

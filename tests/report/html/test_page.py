@@ -1,15 +1,18 @@
 """The HTML page: one file, nothing outside, nothing in a text that acts."""
 
+import hashlib
+import json
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from mae.errors import MAEError
 from mae.report.html import page
-from mae.report.html.page import Section, write_page
+from mae.report.html.page import Interactive, Section, write_page
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 HOSTILE = "</td><script>alert(1)</script> & \"quoted\" 'single' \u202e \udcff \x00 é 猫"
@@ -145,3 +148,40 @@ def test_a_missing_picture_and_a_failed_write_leave_the_old_page(tmp_path, monke
     with pytest.raises(MAEError, match="No space left"):
         write_page(path, title="t", facts=[], sections=[])
     assert path.read_text() == "old"
+
+
+def interactive(**changes) -> Interactive:
+    parts = {"html": Markup('<p id="here">live</p>'), "style": "#here { color: red; }", "script": 'say("here");'}
+    return Interactive(**{**parts, "data_id": "here-data", "data": {"name": HOSTILE}, **changes})
+
+
+def policy_of(outline: Outline) -> str:
+    [policy] = [attrs["content"] for tag, attrs in outline.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    return policy
+
+
+def test_a_browser_is_told_to_fetch_nothing_and_to_run_no_script(tmp_path):
+    _, outline = written(tmp_path / "p.html", sections=[Section(title="s")])
+    assert policy_of(outline) == (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'none'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def test_only_the_script_of_an_interactive_section_may_run(tmp_path):
+    source, outline = written(tmp_path / "p.html", sections=[Section(title="s", interactive=interactive())])
+    [script] = [text for tag, text in outline.texts if tag == "script" and "say" in text]
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy_of(outline)
+    assert [attrs for tag, attrs in outline.tags if tag == "script"] == [
+        {"type": "application/json", "id": "here-data"},
+        {"type": "module"},
+    ]
+    assert '<p id="here">live</p>' in source and "#here { color: red; }" in source
+
+
+def test_texts_that_a_script_reads_do_not_act_and_come_whole(tmp_path):
+    source, outline = written(tmp_path / "p.html", sections=[Section(title="s", interactive=interactive())])
+    [text] = [text for tag, text in outline.texts if tag == "script" and "say" not in text]
+    assert json.loads(text) == {"name": HOSTILE}
+    assert "<script>alert" not in source and source.count("</script>") == 2

@@ -81,7 +81,7 @@ def measure_spread(
     variance = (squares / n - (sums / n).square()).clamp_min(0)
     total = sums + n * first
     return FeatureStats(
-        effective_rank=_effective_rank(gram, min(n, width)),
+        effective_rank=effective_rank(_shares(gram, min(n, width))),
         feature_std=float(variance.sqrt().mean()) * sqrt(width),
         mean_cosine=(float(total.square().sum()) - n) / (n * (n - 1)),  # of all pairs, less each row with itself
         uniformity=_uniformity(features),
@@ -112,6 +112,25 @@ def alignment(first: Float[Tensor, "n D"], second: Float[Tensor, "m E"]) -> floa
     return sum(float((x - y).square().sum()) for (_, x), (_, y) in pairs) / len(first)
 
 
+@torch.no_grad()
+def singular_spectrum(features: Float[Tensor, "n D"]) -> Float64[Tensor, " min_n_D"]:
+    """The singular values of a feature matrix over their sum, the largest first; see `FeatureStats.effective_rank`.
+
+    Raises:
+        MAEError: see `measure_spread`.
+    """
+    gram = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
+    for rows, _ in _pieces(features):
+        gram.addmm_(rows.T, rows)
+    return _shares(gram, min(features.shape))
+
+
+def effective_rank(shares: Float64[Tensor, " count"]) -> float:
+    """RankMe of singular values that add up to 1; see `FeatureStats.effective_rank`."""
+    raised = shares + _RANK_EPS
+    return float((-raised * raised.log()).sum().exp())
+
+
 def _pieces(features: Float[Tensor, "n D"]) -> Iterator[tuple[Float64[Tensor, "b D"], Float64[Tensor, "b D"]]]:
     """Some rows at a time in 64 bits, as they are and with length 1."""
     for part in features.split(max(1, _VALUES // features.shape[1])):
@@ -126,11 +145,10 @@ def _pieces(features: Float[Tensor, "n D"]) -> Iterator[tuple[Float64[Tensor, "b
         yield rows, rows / length
 
 
-def _effective_rank(gram: Float64[Tensor, "D D"], count: int) -> float:
+def _shares(gram: Float64[Tensor, "D D"], count: int) -> Float64[Tensor, " count"]:
     """Of the matrix behind a Gram matrix, whose eigenvalues are the squares of its `count` singular values."""
-    singular = torch.linalg.eigvalsh(gram)[-count:].clamp_min(0).sqrt()
-    share = singular / singular.sum() + _RANK_EPS
-    return float((-share * share.log()).sum().exp())
+    singular = torch.linalg.eigvalsh(gram)[-count:].flip(0).clamp_min(0).sqrt()
+    return singular / singular.sum()
 
 
 def _uniformity(features: Float[Tensor, "n D"]) -> float:

@@ -115,6 +115,17 @@ def nearest(
     return _from_sort_keys(torch.cat(best).cpu())
 
 
+def nearest_others(
+    bank: Float[Tensor, "n D"], rows: Int64[Tensor, " q"], *, k: int, device: torch.device
+) -> tuple[Float32[Tensor, "q k"], Int64[Tensor, "q k"]]:
+    """What `nearest` finds for some rows of the bank itself, without each row itself; k is between 1 and n - 1."""
+    similarities, places = nearest(bank, bank[rows], k=k + 1, device=device)
+    other = places != rows.unsqueeze(1)
+    other[other.all(dim=1), -1] = False  # a row with so many copies that it is not among its own nearest
+    kept = other.nonzero()[:, 1].reshape(len(rows), -1)
+    return similarities.gather(1, kept), places.gather(1, kept)
+
+
 def few_shot_draws(
     labels: Int64[Tensor, " n"], *, shots: int, draws: int, seed: int, num_classes: int
 ) -> Int64[Tensor, "draws picked"]:

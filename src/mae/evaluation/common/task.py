@@ -300,6 +300,10 @@ class UnlabelledTask(_Task):
         """Named features `[n, D]`, of the model or of another on the same images."""
         return self._store.features(extractor or self.extractor, self._opened)
 
+    def contents(self) -> tuple[Int64[Tensor, " n"], Float[Tensor, "n waves"]]:
+        """Digest and outline of each readable image; see `Contents`."""
+        return self._store.contents(self._opened, self.extractor.preprocessing.reading)
+
     def with_learned_pooling(self, pool: str | Path) -> "UnlabelledTask":
         """The task of the model with what was learned to be made of its patch tokens; see `with_learned_pooling`."""
         extractor = with_learned_pooling(self.extractor, pool, folder=self.folder, device=self.device)

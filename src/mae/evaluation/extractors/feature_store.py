@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
@@ -108,6 +108,11 @@ class FeatureStore:
         """The digest of every readable image (see `Contents`), and their numbers in the source."""
         arrays = self._contents(opened, reading)
         return arrays["digests"], arrays["numbers"]
+
+    def contents(self, opened: Opened, reading: Reading) -> tuple[Int64[Tensor, " n"], Float32[Tensor, "n waves"]]:
+        """Digest and outline of every readable image; see `Contents`."""
+        arrays = self._contents(opened, reading)
+        return arrays["digests"], arrays["outlines"]
 
     def near_copies(self, train: Opened, test: Opened, reading: Reading) -> Int64[Tensor, " m"]:
         """For each readable image of `test` the row among those of `train` which it is a near copy of; -1: of none."""

@@ -16,7 +16,7 @@ from mae.credentials import concealed
 from mae.data.dataset.images import ImageSet
 from mae.data.sources.open import Source
 from mae.errors import UsageError
-from mae.evaluation.common.neighbours import nearest
+from mae.evaluation.common.neighbours import nearest_others
 from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.evaluation.extractors.extractor import LEARNED
 from mae.modalities.images.crop import central_crop
@@ -83,9 +83,7 @@ def neighbours(
         rows = _rows(queries, task.source, numbers)
     centred = features - features.mean(dim=0)
     k = min(k, len(features) - 1)
-    similarities, places = nearest(centred, centred[rows], k=k + 1, device=where)
-    kept = _without_itself(places, rows)
-    similarities, places = (values.gather(1, kept) for values in (similarities, places))
+    similarities, places = nearest_others(centred, rows, k=k, device=where)
     if path.suffix == ".csv":
         plain = cosine_similarity(features[rows].unsqueeze(1), features[places], dim=2)
         write_whole(path, _as_csv(task.source, numbers[rows], numbers[places], plain, similarities))
@@ -158,13 +156,6 @@ def _rows(queries: Sequence[str], source: Source, numbers: Int64[Tensor, " n"]) 
             raise UsageError(f"query {query!r}: {source.name} holds {found}; give the end of one image's path")
         rows += matching
     return torch.tensor(rows)
-
-
-def _without_itself(places: Int64[Tensor, "q found"], rows: Int64[Tensor, " q"]) -> Int64[Tensor, "q kept"]:
-    """Positions of the neighbours that are not the query; where it is not among them the last one goes."""
-    other = places != rows.unsqueeze(1)
-    other[other.all(dim=1), -1] = False
-    return other.nonzero()[:, 1].reshape(len(rows), -1)
 
 
 def _pictures(images: ImageSet, numbers: Int64[Tensor, " n"], size: tuple[int, int]) -> Float[Tensor, "n C H W"]:
