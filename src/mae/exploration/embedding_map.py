@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _PALETTE, _NUM_COLOURS = "tab20", 20
 _LARGEST = 65535
+_SCRIPTS = ("map_points.js", "map.js")
 _COSINE_STEPS = 10_000
 
 
@@ -51,7 +52,7 @@ def embedding_map(run: ExploreRun) -> Section:
         interactive=Interactive(
             html=html,
             style=(static / "map.css").read_text(encoding="ascii"),
-            script=(static / "map.js").read_text(encoding="ascii"),
+            script="\n".join((static / name).read_text(encoding="ascii") for name in _SCRIPTS),
             data_id="map-data",
             data=_data(run, places, thumbnails, colours),
         ),

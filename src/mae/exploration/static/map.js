@@ -1,8 +1,6 @@
-// The map of images: dots, and thumbnails where there is room for them, on a plain canvas.
+// The map of images: dots, and thumbnails where there is room for them, on a plain canvas. It follows map_points.js.
 // Every text that comes from outside is set by textContent.
 
-const THUMBNAIL = 34; // CSS pixels of a thumbnail at least, and twice that at most
-const LEVELS = 14; // each doubles the scale; level 0 has one thumbnail of the whole map
 const DOT = 2;
 const REACH = 9; // CSS pixels from a dot at which it is still pointed at
 const LISTED = 50;
@@ -10,36 +8,15 @@ const FADED = 0.12;
 const MARGIN = 0.06; // of the view, around the whole map
 const DRAGGED = 4; // CSS pixels that make a drag of a click
 
-const element = (id) => document.getElementById(id);
-const data = JSON.parse(element("map-data").textContent);
-const count = data.names.length;
 const canvas = element("map-canvas");
 const context = canvas.getContext("2d");
 const hover = element("map-hover");
-const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-const numbers = (text, size, read) => {
-  const view = new DataView(bytes(text).buffer); // little-endian on every machine
-  return Array.from({ length: view.byteLength / size }, (_, at) => view[read](at * size, true));
-};
-
-const places = Float32Array.from(numbers(data.places, 2, "getUint16"), (value) => value / 65535);
-const labels = Int16Array.from(numbers(data.labels, 2, "getInt16"));
-const neighbours = Uint32Array.from(numbers(data.neighbours, 2, "getUint16"));
-const cosines = Float32Array.from(numbers(data.cosines, 2, "getInt16"), (value) => value / 10000);
-const perImage = neighbours.length / count;
-const searched = data.names.map((name, image) => `${name}\n${className(image)}`.toLowerCase());
-const byClass = groupByClass();
-const levels = chooseThumbnails();
 
 const view = { scale: 1, x: 0, y: 0, width: 0, height: 0, ratio: 1 }; // CSS pixels: screen = place * scale + offset
 const state = { selected: -1, pointed: -1, near: new Map(), found: null, only: -1 };
 const theme = {};
 let atlas = null;
 let waiting = false;
-
-function className(image) {
-  return labels[image] < 0 ? "" : data.classes[labels[image]];
-}
 
 function colourOf(label) {
   return data.colours[label] ?? theme.faint;
@@ -49,57 +26,6 @@ function colourOf(label) {
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["ink", "faint", "accent"]) theme[name] = style.getPropertyValue(`--${name}`).trim();
-}
-
-/** Images of one colour together, so that the colour is set once. */
-function groupByClass() {
-  const groups = new Map();
-  for (let image = 0; image < count; image += 1) {
-    if (!groups.has(labels[image])) groups.set(labels[image], []);
-    groups.get(labels[image]).push(image);
-  }
-  return groups;
-}
-
-/**
- * The first level at which each image has a thumbnail. At a level no two thumbnails are nearer than its cells are wide,
- * so their number on the screen is bounded; an image keeps its thumbnail at all later levels.
- */
-function chooseThumbnails() {
-  const first = new Uint8Array(count).fill(255);
-  const mixed = (image) => Math.imul(image + 1, 2654435761) >>> 0; // images of one class often stand together
-  const order = [...Array(count).keys()].sort((one, other) => mixed(one) - mixed(other));
-  for (let level = 0; level < LEVELS; level += 1) {
-    const side = 2 ** level; // cells of 1 / side
-    const taken = new Map();
-    const cell = (image, axis) => Math.floor(places[2 * image + axis] * side);
-    const put = (image) => {
-      const key = cell(image, 1) * (side + 3) + cell(image, 0);
-      if (taken.has(key)) taken.get(key).push(image);
-      else taken.set(key, [image]);
-    };
-    const isFree = (image) => {
-      for (let row = -1; row <= 1; row += 1) {
-        for (let column = -1; column <= 1; column += 1) {
-          const key = (cell(image, 1) + row) * (side + 3) + cell(image, 0) + column;
-          for (const other of taken.get(key) ?? []) {
-            const across = Math.abs(places[2 * image] - places[2 * other]);
-            const down = Math.abs(places[2 * image + 1] - places[2 * other + 1]);
-            if (Math.max(across, down) < 1 / side) return false;
-          }
-        }
-      }
-      return true;
-    };
-    for (const image of order) if (first[image] < level) put(image);
-    for (const image of order) {
-      if (first[image] === 255 && isFree(image)) {
-        first[image] = level;
-        put(image);
-      }
-    }
-  }
-  return first;
 }
 
 function drawSoon() {
