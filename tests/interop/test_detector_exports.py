@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import mae
 from mae.errors import MAEError, UsageError
 from mae.interop.exports.detection_graph import DetectionGraph
-from mae.interop.exports.export import export_model
+from mae.interop.exports.export import _in_order, export_model
 from mae.models.detector import DetectionHead, Detector, build_detector, fitted_size
 
 SIZE = 32
@@ -111,6 +111,20 @@ def test_this_packages_own_format_holds_a_detector(tmp_path: Path) -> None:
     mae.save(make(masks=True), tmp_path / "d.safetensors")
     done = export_model(tmp_path / "d.safetensors", to="safetensors", out=tmp_path / "own")
     assert max(done.differences.values()) == 0
+
+
+def test_objects_of_equal_scores_may_come_in_any_order() -> None:
+    """So many and so near each other that distances by products would mix up neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    corners = 200 + 2 * torch.rand(100, 2, generator=generator)
+    ours = {
+        "boxes": torch.cat([corners, corners + 20], dim=1),
+        "labels": torch.arange(100) % 3,
+        "scores": torch.full((100,), 0.5),
+    }
+    order = torch.randperm(100, generator=generator)
+    for name, tensor in _in_order({name: tensor[order] for name, tensor in ours.items()}, ours).items():
+        assert tensor.equal(ours[name])
 
 
 @pytest.mark.parametrize("to", ["timm", "hf-vit", "official", "onnx-mae", "torch-export"])
