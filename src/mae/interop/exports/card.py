@@ -12,7 +12,7 @@ from mae.evaluation.common.finetuning import CLASSIFIER_FILE, DETECTOR_FILE, SEG
 from mae.evaluation.extractors.extractor import model_extractor
 from mae.evaluation.run import digest_of
 from mae.interop.imports.catalogue import public_weights
-from mae.models.file import Classes, LoadReport, classes_of
+from mae.models.file import LoadReport, classes_of, objects_found_by
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.records import read_json
@@ -27,6 +27,12 @@ _UNITS = {
     "uint16": "trained on uint16 files; value / 65535",
     "float32": "trained on float32 files; the value itself",
     None: "in [0, 1]; type of the files unknown",
+}
+_TASKS = {
+    "": "image-feature-extraction",
+    "image classifier": "image-classification",
+    "image segmenter": "image-segmentation",
+    "object detector": "object-detection",
 }
 _SHOWN_CLASSES = 20
 _LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
@@ -57,13 +63,11 @@ def model_card(
 
     config = model.config
     assert config is not None  # it was loaded by one
-    classes, is_mae = classes_of(model), _is_mae(model, report)
+    is_mae = _is_mae(model, report)
     has_decoder = whole and isinstance(model, MaskedAutoencoder)
     encoder = "the encoder of a masked autoencoder" if is_mae else "a vision transformer's encoder"
     title = "A masked autoencoder" if has_decoder else encoder.capitalize()
-    kind = "classifier" if classes is None or classes.head is None else "segmenter"
-    task = {"classifier": "image-classification", "segmenter": "image-segmentation"}[kind]
-    task = "image-feature-extraction" if classes is None else task
+    kind = _kind(model)
     cards = Environment(
         loader=PackageLoader("mae.interop.exports", "."),
         autoescape=False,  # Markdown: what comes from files passes through the filter `cell`
@@ -76,17 +80,25 @@ def model_card(
     return cards.get_template("card.md.j2").render(
         licence_id=_licence_id(licence),
         library=library,
-        tags=["masked-autoencoder", task] if is_mae else [task],
-        title=title if classes is None else f"An image {kind} on {encoder}",
+        tags=["masked-autoencoder", _TASKS[kind]] if is_mae else [_TASKS[kind]],
+        title=f"An {kind} on {encoder}" if kind else title,
         model=_model(model, config),
         decoder=_decoder(config) if has_decoder else [],
-        head=[] if classes is None else _head(classes),
+        head=_head(model),
         training=_training(report, path),
         results=list(_results(model, path)),
-        limits=_limits(config, classes, is_mae=is_mae),
+        limits=_limits(config, kind, is_mae=is_mae),
         usage=usage,
         licence=licence or _UNKNOWN,
     )
+
+
+def _kind(model: PretrainedEncoder) -> str:
+    """What a head makes of the encoder; empty without one."""
+    if objects_found_by(model) is not None:
+        return "object detector"
+    classes = classes_of(model)
+    return "" if classes is None else "image classifier" if classes.head is None else "image segmenter"
 
 
 def _licence_id(licence: str | None) -> str | None:
@@ -145,11 +157,17 @@ def _sizes(network: Any) -> str:
     return ", ".join(own) or network.kind
 
 
-def _head(classes: Classes) -> Rows:
-    rows = [("classes", f"{classes.count:,}")]
-    if classes.names:
-        more = ", ..." if len(classes.names) > _SHOWN_CLASSES else ""
-        rows.append(("class names", ", ".join(classes.names[:_SHOWN_CLASSES]) + more))
+def _head(model: PretrainedEncoder) -> Rows:
+    classes, objects = classes_of(model), objects_found_by(model)
+    if classes is None and objects is None:
+        return []
+    names = classes.names if classes is not None else objects.names if objects is not None else ()
+    rows = [("classes", f"{len(names) if classes is None else classes.count:,}")]
+    if names:
+        more = ", ..." if len(names) > _SHOWN_CLASSES else ""
+        rows.append(("class names", ", ".join(names[:_SHOWN_CLASSES]) + more))
+    if objects is not None:
+        rows.append(("looks at", f"images resized to fit into {objects.head.size} x {objects.head.size} pixels"))
     return rows
 
 
@@ -212,16 +230,20 @@ def _accuracies(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield from _accuracies(value, f"{name} {key}".strip())
 
 
-def _limits(config: MethodConfig, classes: Classes | None, *, is_mae: bool) -> list[str]:
-    what = "image" if classes is None or classes.head is None else "pixel"
+def _limits(config: MethodConfig, kind: str, *, is_mae: bool) -> list[str]:
     trained = "It was trained without labels and" if is_mae else "How it was trained is unknown. It"
     lines = [
-        f"{trained} predicts no classes; its features need a head of your own."
-        if classes is None
-        else f"It predicts one of its classes for every {what}, including those that show none of them.",
+        {
+            "": f"{trained} predicts no classes; its features need a head of your own.",
+            "image classifier": "It predicts one of its classes for every image, including those that show none of "
+            "them.",
+            "image segmenter": "It predicts one of its classes for every pixel, including those that show none of "
+            "them.",
+            "object detector": "It finds objects of its classes alone, and may find them where none are.",
+        }[kind],
         "Its features suit images like those it was trained on. Test it before you rely on it for other kinds.",
     ]
-    if config.encoder.pos_embed == "learned":
+    if config.encoder.pos_embed == "learned" and kind != "object detector":  # which resamples it
         lines.append(
             f"Its learned position embedding is for images of {config.layout.size[0]} x {config.layout.size[1]} "
             "pixels only."

@@ -23,6 +23,7 @@ from mae.interop.exports.graphs import (
 )
 from mae.interop.exports.naming import hf_tensors, official_tensors
 from mae.models.classifier import Classifier, ImageClassifier
+from mae.models.detector import Detector
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -293,22 +294,35 @@ def _example(config: MethodConfig) -> dict[str, Tensor]:
 
 
 def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
-    """Metadata of a graph's file: normalisation of images, class names, licence."""
+    """Metadata of a graph's file: normalisation of images or their size, class names, licence."""
     config = _config_of(model)
     mean, std = _statistics(config)
     facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
+    if isinstance(model, Detector):  # it normalises images itself
+        facts = {"size": str(model.described.size)}
     if config.tokenizer.pixel_dtype is not None:
         facts["pixel_dtype"] = config.tokenizer.pixel_dtype
-    if isinstance(model, Classifier | Segmenter) and model.class_names:
+    if isinstance(model, Classifier | Segmenter | Detector) and model.class_names:
         facts["class_names"] = json.dumps(model.class_names)
     return facts | ({} if licence is None else {"licence": licence})
 
 
 def write_onnx_features(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
-    """Write the encoder, or the classifier, as an ONNX graph."""
+    """Write the encoder, or the model with its head, as an ONNX graph."""
+    if isinstance(model, Detector):
+        from mae.interop.exports.detection_graph import write_detector  # torchvision's detectors are slow to import
+
+        write_detector(model, folder / ONNX_FILE, _facts(model, licence))
+        return
     config = _config_of(model)
     write_onnx(FeatureGraph(_without_decoder(model)), _example(config), folder / ONNX_FILE, _facts(model, licence))
     _write_preprocessing(config, folder)
+
+
+def check_torch_export(model: PretrainedEncoder) -> None:
+    """A detector's operators are those of torchvision, which such a file does not bring along."""
+    if isinstance(model, Detector):
+        raise UsageError("--to torch-export holds no detectors; use onnx or safetensors")
 
 
 def check_onnx_mae(model: PretrainedEncoder) -> None:
@@ -383,7 +397,7 @@ FORMATS: Mapping[str, ExportFormat] = {
         ExportFormat(
             name="torch-export",
             needs=("torch",),
-            check=lambda model: None,
+            check=check_torch_export,
             write=write_torch_export,
             usage=lambda folder: f"torch.export.load({str(folder / PROGRAM_FILE)!r}).module()",
             any_head=True,

@@ -94,14 +94,22 @@ def plan_of_order(order: Int64[Tensor, "B N"], count: int) -> MaskPlan:
     return MaskPlan(visible=visible, predicted=order[:, count:], hidden=hidden)
 
 
-def write_onnx(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, facts: Mapping[str, str]) -> None:
-    """Write a graph as an ONNX file for any batch size; large weights go into a file beside it.
+def write_onnx(
+    graph: nn.Module,
+    inputs: Mapping[str, Tensor],
+    path: Path,
+    facts: Mapping[str, str],
+    *,
+    shapes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a graph as an ONNX file; large weights go into a file beside it.
 
     Args:
         graph: in evaluation mode; its `forward` takes the inputs by name and returns tensors by name.
         inputs: an example, of two images.
         path: the file.
         facts: the file's metadata, by name.
+        shapes: the axes of each input that may have other sizes, as `torch.export` takes them; None: the batch.
     """
     with torch.no_grad():
         names = list(graph(**inputs))
@@ -114,7 +122,7 @@ def write_onnx(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, facts
             opset_version=_OPSET,
             input_names=list(inputs),
             output_names=names,
-            dynamic_shapes=_any_batch(inputs),
+            dynamic_shapes=_any_batch(inputs) if shapes is None else dict(shapes),
             verbose=False,
         )
         assert program is not None

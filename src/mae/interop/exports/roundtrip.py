@@ -17,16 +17,23 @@ from torch import Tensor
 from mae.interop.exports.formats import OFFICIAL_FILE, ONNX_FILE, PROGRAM_FILE
 from mae.interop.exports.graphs import FeatureGraph, plan_of_order
 from mae.interop.imports.open import open_model
+from mae.models.detector import Detector
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
 Inputs = Mapping[str, Tensor]
-"""`images [B, C, H, W]`; for a decoder also `order [B, N]`, of which the first `num_visible` tokens stay visible."""
+"""`images [B, C, H, W]`; for a decoder also `order [B, N]`, of which the first `num_visible` tokens stay visible.
+
+For a detector `image [C, H, W]` and `threshold []`, see `DetectionGraph`.
+"""
 
 
 def model_outputs(model: PretrainedEncoder, inputs: Inputs) -> dict[str, Tensor]:
     """This package's outputs: those of `FeatureGraph`; with a decoder also `prediction` of every patch, and where the
-    model has one, `loss` and its `gradient` with respect to the patch embedding's kernel."""
+    model has one, `loss` and its `gradient` with respect to the patch embedding's kernel. Those of a detector are what
+    `Detector.forward` finds."""
+    if isinstance(model, Detector):
+        return _found(model, inputs)
     images = inputs["images"]
     with torch.no_grad():
         outputs = FeatureGraph(model)(images)
@@ -39,6 +46,15 @@ def model_outputs(model: PretrainedEncoder, inputs: Inputs) -> dict[str, Tensor]
     weight = model.encoder.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(output.terms["reconstruction"], weight)
     return outputs | {"prediction": output.pred, "loss": output.terms["reconstruction"], "gradient": gradient}
+
+
+@torch.no_grad()
+def _found(model: Detector, inputs: Inputs) -> dict[str, Tensor]:
+    usual, model.roi_heads.score_thresh = model.roi_heads.score_thresh, float(inputs["threshold"])
+    found = model([inputs["image"]])[0]
+    model.roi_heads.score_thresh = usual
+    masks = {"masks": found["masks"][:, 0]} if model.described.masks else {}
+    return {"boxes": found["boxes"], "labels": found["labels"] - 1, "scores": found["scores"], **masks}
 
 
 @torch.no_grad()
@@ -89,7 +105,7 @@ def ours_outputs(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def onnx_outputs(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
-    """onnxruntime, on the whole batch and on each image alone, as a batch may have any size."""
+    """onnxruntime, on the whole batch and on each image alone, as a batch may have any size; or on a detector's."""
     session = import_module("onnxruntime").InferenceSession(str(folder / ONNX_FILE))
     names = [output.name for output in session.get_outputs()]
     feed = {given.name: inputs[given.name].numpy() for given in session.get_inputs()}
@@ -97,6 +113,9 @@ def onnx_outputs(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
     def run(rows: slice) -> list[Any]:
         return session.run(names, {name: values[rows] for name, values in feed.items()})
 
+    if "image" in feed:  # a detector takes one
+        found = session.run(names, feed)
+        return {name: torch.from_numpy(values) for name, values in zip(names, found, strict=True)}
     together = run(slice(None))
     alone = [run(slice(number, number + 1)) for number in range(len(inputs["images"]))]
     outputs: dict[str, Tensor] = {}
