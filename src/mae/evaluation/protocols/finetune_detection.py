@@ -71,6 +71,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         from mae.evaluation.common.beside import each_seed, seed_numbers, seed_rows, used_images
         from mae.evaluation.common.detection_training import find_objects, truth_of
         from mae.evaluation.common.finetuning import DETECTOR_FILE
+        from mae.evaluation.common.verdict import compare_seeds
 
         self._check_outlines(task)
         truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
@@ -92,7 +93,16 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         rows += seed_rows(scores, columns=7)
         main = precisions[THIS_MODEL][self._area]
         rows += [(f"  {name}, AP", _share(ap), *[""] * 5) for name, ap in main.by_class.items()]
+        unseeded = (
+            "" if self.seeds > 1 else " One seed says nothing of chance: --seeds 3 gives intervals and a verdict."
+        )
         return ProtocolResult(
+            verdict=compare_seeds(
+                scores,
+                baseline=SCRATCH,
+                measure="AP of masks" if self.masks else "AP",
+                test_images=len(task.images("test").readable),
+            ),
             numbers={
                 **{who: {area: asdict(of) for area, of in areas.items()} for who, areas in precisions.items()},
                 "seeds": seed_numbers(scores),
@@ -102,7 +112,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
             rows=tuple(rows),
             note=f"{task.data.note}. {self.told(len(numbers), ours.seconds)} "
             f"COCO's average precision in the images' own pixels; small is below 32 x 32, large above 96 x 96. "
-            f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.",
+            f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.{unseeded}",
             curve=ours.curve,
             variant=self.variant,
             pictures=self._pictures(task, found),
