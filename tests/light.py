@@ -58,7 +58,7 @@ def little_measuring(patch: pytest.MonkeyPatch) -> None:
     """What doctor and plan time is timed less long, and fewer steps show whether one batch overfits."""
     for name in ("checks.doctor._STEP_SECONDS", "checks.doctor._LOADING_SECONDS", "checks.doctor._DATA_SECONDS",
                  "estimate.estimate._PROBE_SECONDS", "estimate.estimate._STEP_SECONDS",
-                 "estimate.estimate._LOADING_SECONDS"):  # fmt: skip
+                 "estimate.estimate._LOADING_SECONDS", "estimate.finetuning._STEP_SECONDS"):  # fmt: skip
         patch.setattr(f"mae.pretraining.{name}", 0.1)
     patch.setattr("mae.pretraining.checks.model._OVERFIT_STEPS", 12)
 

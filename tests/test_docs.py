@@ -114,7 +114,7 @@ def shortened(args: list[str]) -> list[str]:
         places["DETECTOR"] = str(next(Path("runs/photos/evaluation").glob("finetune_detection/*/detector.safetensors")))
     args = [places.get(arg, arg) for arg in args]
     tiny = "--model mae_vit_lesson_patch4 --img-size 32 --steps 2 --batch-size 4 --device cpu --workers 0".split()
-    if args[:2] == ["doctor", "labels"]:
+    if args[:2] in (["doctor", "labels"], ["plan", "finetune"]):
         return args
     if args[0] in ("doctor", "plan") and not args[1].startswith("runs/"):
         # As many steps as a plan must have: fewer make no sense, and it says so.

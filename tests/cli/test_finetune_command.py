@@ -52,7 +52,7 @@ def test_models_of_other_libraries_are_brought_in_once(tmp_path: Path, monkeypat
     request = Request(model="hf:a/vit", data="hf:a/set")
     protocol = FinetuneSegmentation(beside=("scratch", "timm:vit", "hf:a/vit", "runs/x"))
     for _ in range(2):
-        found, other = finetune._brought_in(request, protocol)
+        found, other = finetune.brought_in(request, protocol)
     assert sorted(asked) == ["hf:a/vit", "timm:vit"]
     assert found.data == "hf:a/set" and Path(found.model).is_file()
     assert isinstance(other, FinetuneSegmentation)

@@ -18,6 +18,8 @@ from mae.records import check_known
 from mae.text import visible
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mae.evaluation.run import Evaluator
 
 _ALL = "the cheap ones of these, on one page"
@@ -61,7 +63,7 @@ def run(args: list[str]) -> int:
 
 
 def _help() -> str:
-    summaries = {**{protocol.name: _summary(protocol) for protocol in protocols.PROTOCOLS}, "all": _ALL}
+    summaries = {**{protocol.name: summary(protocol) for protocol in protocols.PROTOCOLS}, "all": _ALL}
     width = max(map(len, summaries))
     lines = "".join(f"  {name:<{width}} {summary}\n" for name, summary in summaries.items())
     return (
@@ -70,7 +72,8 @@ def _help() -> str:
     )
 
 
-def _summary(kind: type[EvaluationProtocol]) -> str:
+def summary(kind: type[EvaluationProtocol]) -> str:
+    """What a protocol measures, and the labels it needs."""
     needs = {"classes": "", "masks": " (needs masks)", "boxes": " (needs boxes)", "none": " (needs no labels)"}
     return f"{kind.summary}{needs[kind.labels]}"
 
@@ -97,30 +100,39 @@ def one_protocol(
     ) -> tuple[Request, EvaluationProtocol]:
         return request, protocol
 
-    description = f"{kind.name}: {_summary(kind)}."
+    description = f"{kind.name}: {summary(kind)}."
     request, protocol = tyro.cli(evaluate, args=args, prog=" ".join(["mae", *command]), description=description)
-    _check(request)
+    check_request(request)
     if request.gpus is not None:
         return _in_many(request, [*command, *args])
     if prepare is not None:
         request, protocol = prepare(request, protocol)
-    with _evaluator(request) as evaluator:
+    from rich.console import Console
+
+    with opened_evaluator(request, Console()) as evaluator:
         evaluator.run(protocol)
     return 0
 
 
 def _all(args: list[str]) -> int:
+    from rich.console import Console
+
     request = tyro.cli(Request, args=args, prog="mae evaluate all", description=f"all: {_ALL}.")
-    _check(request)
+    check_request(request)
     if request.gpus is not None:
         return _in_many(request, ["evaluate", "all", *args])
-    with _evaluator(request) as evaluator:
+    with opened_evaluator(request, Console()) as evaluator:
         page = evaluator.run_all()
         evaluator.console.print(f"\nLook at {visible(str(page))}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Refuse a model or labels that are not there, before PyTorch is loaded.
+
+    Raises:
+        UsageError: that.
+    """
     sources = [request.data] if request.test is None else [request.data, request.test]
     check_use(request.model, *sources, data_root=request.data_root)
 
@@ -133,13 +145,12 @@ def _in_many(request: Request, command: list[str]) -> int:
 
 
 @contextmanager
-def _evaluator(request: Request) -> Iterator["Evaluator"]:
-    from rich.console import Console
-
+def opened_evaluator(request: Request, console: "Console") -> Iterator["Evaluator"]:
+    """What a request asks for, opened in all processes that evaluate together."""
     from mae.evaluation.run import Evaluator
     from mae.training.distributed import joined_world
 
     values = dict(vars(request))
     del values["gpus"]
     with joined_world(values.pop("device")) as (world, device):
-        yield Evaluator(values.pop("model"), **values, device=device, world=world, console=Console())
+        yield Evaluator(values.pop("model"), **values, device=device, world=world, console=console)

@@ -24,30 +24,47 @@ def kinds() -> dict[str, type[EvaluationProtocol]]:
 def run(args: list[str]) -> int:
     """Train a model's encoder for a task, and say what it is worth there."""
     if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write(_help())
+        sys.stdout.write(f"usage: mae finetune KIND MODEL --data LABELLED ...\n\n{kinds_help('mae finetune')}")
         return 0
     kind, rest = args[0], args[1:]
+    return one_protocol(find_kind(kind), rest, command=["finetune", kind], prepare=brought_in)
+
+
+def find_kind(name: str) -> type[EvaluationProtocol]:
+    """The protocol of a kind of fine-tuning.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
     known = kinds()
-    check_known([kind], known, what="kind of fine-tuning")
-    return one_protocol(known[kind], rest, command=["finetune", kind], prepare=_brought_in)
+    check_known([name], known, what="kind of fine-tuning")
+    return known[name]
 
 
-def _help() -> str:
+def kinds_help(command: str) -> str:
+    """The kinds and what each does."""
     lines = "".join(f"  {kind:<16} {protocol.summary}\n" for kind, protocol in kinds().items())
     return (
-        "usage: mae finetune KIND MODEL --data LABELLED ...\n\nTrain a model's encoder for a task.\n\n"
-        f"kinds:\n{lines}\n'mae finetune KIND --help' shows the options of each.\n"
+        f"Train a model's encoder for a task.\n\nkinds:\n{lines}\n'{command} KIND --help' shows the options of each.\n"
     )
 
 
-def _brought_in(request: Request, protocol: EvaluationProtocol) -> tuple[Request, EvaluationProtocol]:
-    """The same request, with models of other libraries as files of this package, which alone can be trained."""
+def brought_in(
+    request: Request, protocol: EvaluationProtocol, folder: Path = _IMPORTED
+) -> tuple[Request, EvaluationProtocol]:
+    """The same request, with models of other libraries as files of this package, which alone can be trained.
+
+    Args:
+        request: it.
+        protocol: it.
+        folder: where the files are.
+    """
     if beside := getattr(protocol, "beside", ()):
-        protocol = replace(protocol, beside=tuple(map(_as_file, beside)))  # type: ignore[type-var]
-    return replace(request, model=_as_file(request.model)), protocol
+        protocol = replace(protocol, beside=tuple(_as_file(model, folder) for model in beside))  # type: ignore[type-var]
+    return replace(request, model=_as_file(request.model, folder)), protocol
 
 
-def _as_file(model: str) -> str:
+def _as_file(model: str, folder: Path) -> str:
     """A model of timm or Hugging Face as a file, which is made once; any other as it is named."""
     if not model.startswith(_LIBRARIES):
         return model
@@ -56,7 +73,7 @@ def _as_file(model: str) -> str:
     from mae.interop.imports.convert import WeightMetadata
     from mae.interop.imports.open import ImportOverrides, import_model
 
-    target = _IMPORTED / f"{safe_name(model).strip('-.')}.safetensors"
+    target = folder / f"{safe_name(model).strip('-.')}.safetensors"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_suffix(".lock")):  # several processes may want it
         if not target.exists():

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 def run(args: list[str]) -> int:
     """Measure, then print the plan and the command that carries it out."""
+    if args[:1] == ["finetune"]:
+        from mae.cli import plan_finetuning
+
+        return plan_finetuning.run(args[1:])
     config, given, hours, as_json = parse(args)
     check_images(config)
 
@@ -56,6 +60,8 @@ def parse(args: list[str]) -> tuple[RunConfig, set[str], float | None, bool]:
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ) -> tuple[object, float | None, bool]:
         """Tell what a run would take on this machine and whether it makes sense; some seconds, nothing is written.
+
+        'mae plan finetune' and the words of a fine-tuning tell what that would take.
 
         Args:
             run: the run, given as to 'mae pretrain'.

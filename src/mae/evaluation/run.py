@@ -245,10 +245,15 @@ class Evaluator:
             task = self._task(kind, extractor=extractor, data=data)
         return task
 
-    def _task_of(
-        self, protocol: EvaluationProtocol
-    ) -> LabelledTask | SegmentationTask | DetectionTask | UnlabelledTask:
-        """What a protocol is given."""
+    def task_of(self, protocol: EvaluationProtocol) -> LabelledTask | SegmentationTask | DetectionTask | UnlabelledTask:
+        """What a protocol is given.
+
+        Raises:
+            UsageError: it does not apply to the model; see `labelled_task` and its like.
+            MAEError: labels that cannot be read.
+        """
+        if reason := protocol.why_not(self.extractor):
+            raise UsageError(reason)
         if isinstance(protocol, SegmentationProtocol):
             return self.segmentation_task(protocol.ignore)
         if isinstance(protocol, DetectionProtocol):
@@ -285,10 +290,8 @@ class Evaluator:
         return Section(title=protocol.title, text=text, header=result.header, rows=result.rows, pictures=pictures)
 
     def _run(self, protocol: EvaluationProtocol) -> tuple[ProtocolResult, Evaluation, Verdict | None]:
-        if reason := protocol.why_not(self.extractor):
-            raise UsageError(reason)
         began = time.monotonic()
-        task = self._task_of(protocol)
+        task = self.task_of(protocol)
         if isinstance(protocol, DenseFinetuning) and protocol.doctor:
             self.world.from_main(partial(self._check_labels, protocol, task))
         # The caller's random numbers stay as they are.

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import bootstrap
 from tiny_task import by_function, make_task, small_model, striped
 
-from mae.evaluation.common.verdict import COMMONEST, Verdict, compare, overall, verdict_of
+from mae.evaluation.common.verdict import COMMONEST, Verdict, compare, compare_seeds, overall, verdict_of
 from mae.evaluation.protocol import THIS_MODEL
 from mae.evaluation.protocols.knn import Knn
 
@@ -129,3 +131,29 @@ def test_several_protocols_are_answered_in_one_line(answers, text):
     titles = ["k-NN on frozen features", "Linear probe"]
     assert text in overall({title: of[answer] for title, answer in zip(titles, answers, strict=True)})
     assert overall({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "answer", "told"),
+    [
+        ([0.1, 0.12, 0.11], "better", "of use here: AP, mean of 3 seeds, 30.0%"),
+        ([0.3, 0.28, 0.33], "unclear", "no difference shown from scratch"),
+        ([0.5, 0.52, 0.51], "worse", "worse than scratch by"),
+    ],
+)
+def test_numbers_of_seeds_are_compared_in_pairs(theirs: list[float], answer: str, told: str):
+    ours = [0.3, 0.31, 0.29]
+    verdict = compare_seeds({"this model": ours, "scratch": theirs}, baseline="scratch", measure="AP", test_images=9)
+    assert verdict is not None and verdict.answer == answer and told in str(verdict) and "on 9 images" in str(verdict)
+    gaps = np.subtract(ours, theirs)
+    half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / np.sqrt(3)
+    (difference,) = verdict.differences
+    assert [difference.low, difference.high] == pytest.approx([gaps.mean() - half, gaps.mean() + half])
+    assert ("train with more --seeds" in str(verdict)) is (answer == "unclear")
+
+
+def test_equal_seeds_show_nothing_and_one_seed_says_nothing():
+    same = compare_seeds({"this model": [0, 0], "scratch": [0, 0]}, baseline="scratch", measure="AP", test_images=9)
+    assert same is not None and same.answer == "unclear"
+    for scores in ({"this model": [0.1], "scratch": [0.0]}, {"this model": [0.1, 0.2]}):
+        assert compare_seeds(scores, baseline="scratch", measure="AP", test_images=9) is None

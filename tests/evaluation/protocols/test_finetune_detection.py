@@ -71,6 +71,8 @@ def test_a_training_beside_scratch_is_told_drawn_saved_and_not_repeated(
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("AP50", "scratch", "disc, AP"))
     assert ("2 seeds" in shown and "paired" in shown) is (seeds == 2)
+    assert ("Verdict: " in shown and "scratch (" in shown) is (record.verdict is not None) is (seeds == 2)
+    assert ("One seed says nothing of chance" in " ".join(shown.split())) is (seeds == 1)
     areas = ["boxes"] if kind == "detection" else ["boxes", "masks"]
     assert list(record.result["this model"]) == areas and list(record.result["scratch"]) == areas
     assert (tmp_path / "evaluation" / f"finetune_{kind}-pictures.png").is_file()

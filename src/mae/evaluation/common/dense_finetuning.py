@@ -1,5 +1,6 @@
 """What the fine-tunings to maps of classes and to objects have in common: options, the plan, weights beside."""
 
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol
 from mae.options import shown
 
 if TYPE_CHECKING:
-    from mae.evaluation.common.supervised import SupervisedPlan
+    from mae.evaluation.common.supervised import PreparedTraining, SupervisedPlan
     from mae.evaluation.common.task import DetectionTask, SegmentationTask
     from mae.evaluation.extractors.extractor import Extractor
 
@@ -99,6 +100,15 @@ class DenseFinetuning(EvaluationProtocol):
         if extractor.model is None or extractor.model.config is None:
             return not_ours(extractor.name)
         return None
+
+    @abstractmethod
+    def prepared(self, task: Any, *, scratch: bool = False) -> "PreparedTraining":
+        """The training of a task's weights, or of fresh ones, with its seed.
+
+        Raises:
+            UsageError: labels or a batch that cannot be trained on.
+            MAEError: labels for an image of another size.
+        """
 
     def told(self, images: int, seconds: float) -> str:
         """How long, and on how much, the training went; for the note under the table."""

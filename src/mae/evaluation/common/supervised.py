@@ -91,6 +91,14 @@ class SupervisedPlan:
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
     evaluations: int = 10
 
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Optimizer steps of the whole training."""
+        return max(1, round(self.epochs * steps_per_epoch))
+
+    def evaluated_every(self, steps_per_epoch: int) -> int:
+        """Steps between evaluations, of which the first comes before any step and another after the last."""
+        return max(steps_per_epoch, self.total_steps(steps_per_epoch) // self.evaluations, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedTraining:
@@ -136,11 +144,11 @@ def train_with_labels(
         MAEError: it failed on the way, or every checkpoint it could resume from is damaged.
     """
     with ExitStack() as held:
-        total_steps = max(1, round(plan.epochs * batches.steps_per_epoch))
+        total_steps = plan.total_steps(batches.steps_per_epoch)
         folder = Path(task.world.from_main(lambda: str(_folder(task, plan, batches, held, total_steps))))
         trainer = _trainer(folder, task, plan, module, optimizer, batches, total_steps)
         _resume(trainer, folder, task)
-        every = max(batches.steps_per_epoch, total_steps // plan.evaluations, 1)
+        every = plan.evaluated_every(batches.steps_per_epoch)
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
         if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
             text = f"stopped and saved in {folder}; resumes when you rerun the same command"
@@ -149,6 +157,24 @@ def train_with_labels(
     evaluated = [row for row in rows if "evaluation" in row]
     curve = tuple({"epoch": row["step"] / batches.steps_per_epoch, **row["evaluation"]} for row in evaluated)
     return SupervisedTraining(folder=folder, seconds=trainer.seconds, curve=curve)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedTraining:
+    """A training before its first step: what `train_with_labels` takes. Nothing is written yet."""
+
+    task: Task
+    plan: SupervisedPlan
+    module: nn.Module
+    optimizer: Optimizer
+    batches: TrainingBatches
+    evaluate: Callable[[], Mapping[str, float]]
+
+    def train(self) -> SupervisedTraining:
+        """See `train_with_labels`."""
+        return train_with_labels(
+            self.task, self.plan, self.module, self.optimizer, batches=self.batches, evaluate=self.evaluate
+        )
 
 
 def _trainer(

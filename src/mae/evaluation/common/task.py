@@ -93,6 +93,21 @@ class _TwoPartTask(_Task):
         other.__dict__["_opened"] = self._opened
         return other
 
+    def with_few_test_images(self: _OfTwoParts, count: int) -> _OfTwoParts:
+        """The task with so many of the test images, spread over all; with all where they come as one piece."""
+        source = self.data.test.source
+        kept = torch.linspace(0, len(source) - 1, min(count, len(source))).round().long()
+        if not isinstance(self.data, LabelledData):
+            data: Any = self.data.without(set(range(len(source))) - set(kept.tolist()))
+        elif (take := getattr(source, "take", None)) is None:
+            return self
+        else:
+            some = take(kept.numpy(), f"{len(kept):,} of {len(source):,} test images")
+            data = replace(self.data, test=LabelledSplit(source=some, labels=self.data.test.labels[kept]))
+        other = replace(self, data=data, store=self._store)
+        other.__dict__["_opened"] = {"train": self._opened["train"], "test": other._open(data.test.source)}
+        return other
+
     def overlap(self) -> list[tuple[int, int]]:
         """Numbers of the training and the test image of each pair with the same pixels."""
         reading = self.extractor.preprocessing.reading

@@ -1,6 +1,6 @@
 """Whether a model is better than what learned nothing: paired differences of accuracy, with bootstrap intervals."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from mae.evaluation.common.dense import mean_ious
+from mae.evaluation.common.over_seeds import over_seeds, paired_difference
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
 
@@ -61,6 +62,7 @@ class Verdict:
         test_images: that were compared, near copies of training images left out.
         differences: from each baseline.
         measure: what is compared where it is no accuracy.
+        remedy: what narrows the intervals.
     """
 
     accuracy: float
@@ -69,6 +71,7 @@ class Verdict:
     test_images: int
     differences: tuple[Difference, ...]
     measure: str = ""
+    remedy: str = "evaluate on more test images"
 
     @property
     def answer(self) -> Answer:
@@ -97,7 +100,7 @@ class Verdict:
         parts = "; ".join(filter(None, [worse, unclear, better if told["better"] else ""]))
         if self.answer == "worse":
             return f"Verdict: nothing useful for these classes was learned: {reached}, {parts}. {_ADVICE}."
-        return f"Verdict: not shown to be of use here: {reached}, {parts}. {_ADVICE}, or evaluate on more test images."
+        return f"Verdict: not shown to be of use here: {reached}, {parts}. {_ADVICE}, or {self.remedy}."
 
 
 _ADVICE = "Train longer, or on more images like these"
@@ -184,6 +187,36 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
         test_images=count,
         differences=tuple(differences),
         measure="mean IoU",
+    )
+
+
+def compare_seeds(
+    scores: Mapping[str, Sequence[float]], *, baseline: str, measure: str, test_images: int
+) -> Verdict | None:
+    """Compare a model with a baseline by a number of each seed: Student's intervals, of the paired differences too.
+
+    Args:
+        scores: of each seed in [0, 1], by `THIS_MODEL` and by whatever else was trained.
+        baseline: which of these.
+        measure: what the number is.
+        test_images: that it was taken on.
+
+    Returns:
+        None without the baseline, and of one seed, which says nothing of chance.
+    """
+    ours, theirs = scores[THIS_MODEL], scores.get(baseline)
+    if theirs is None or len(ours) < 2:
+        return None
+    reached, gap = over_seeds(ours), paired_difference(ours, theirs)
+    assert reached.low is not None and reached.high is not None and gap.low is not None and gap.high is not None
+    return Verdict(
+        accuracy=reached.mean,
+        low=reached.low,
+        high=reached.high,
+        test_images=test_images,
+        differences=(Difference(baseline=baseline, share=gap.mean, low=gap.low, high=gap.high),),
+        measure=f"{measure}, mean of {len(ours)} seeds,",
+        remedy="train with more --seeds",
     )
 
 

@@ -11,7 +11,7 @@ from mae.options import shown
 
 if TYPE_CHECKING:
     from mae.core.method import MethodConfig
-    from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining
+    from mae.evaluation.common.supervised import PreparedTraining, SupervisedPlan, SupervisedTraining
     from mae.evaluation.common.task import LabelledTask
     from mae.evaluation.extractors.extractor import Extractor
     from mae.models.classifier import ImageClassifier
@@ -110,24 +110,39 @@ class Finetune(EvaluationProtocol):
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
         from mae.evaluation.common import finetuning
+        from mae.models.classifier import ImageClassifier
+
+        prepared = self.prepared(task)
+        training, classifier = prepared.train(), prepared.module
+        assert isinstance(classifier, ImageClassifier)
+        file = training.folder / finetuning.CLASSIFIER_FILE
+        task.world.from_main(lambda: finetuning.save(file, classifier, task, from_scratch=self.from_scratch))
+        return self._result(task, classifier, self._resolved_for(task), training)
+
+    def prepared(self, task: "LabelledTask") -> "PreparedTraining":
+        """The training that `run` does.
+
+        Raises:
+            UsageError: images that RandAugment is not made for, or a batch of more images than there are.
+        """
+        from mae.evaluation.common import finetuning
         from mae.evaluation.common.classified_images import ClassifiedImages
         from mae.evaluation.common.metrics import top_k_accuracy
-        from mae.evaluation.common.supervised import train_with_labels
+        from mae.evaluation.common.supervised import PreparedTraining
         from mae.modalities.images.crop import Augmentation
 
         self._check_images(task)
-        assert task.extractor.model is not None and task.extractor.model.config is not None
-        resolved = self._resolved(task.extractor.model.config, images=len(task.images("train").readable))
+        resolved = self._resolved_for(task)
         classifier = finetuning.make_classifier(
             task, drop_path=resolved["drop_path"], label_smoothing=self.label_smoothing, from_scratch=self.from_scratch
         )
         finetuning.freeze(classifier, blocks=self.blocks, lora=self.lora, bitfit=self.bitfit)
         plan = self._plan(task, resolved)
-        training = train_with_labels(
-            task,
-            plan,
-            classifier.train(),
-            finetuning.make_optimizer(classifier, resolved["layer_decay"], weight_decay=self.weight_decay),
+        return PreparedTraining(
+            task=task,
+            plan=plan,
+            module=classifier.train(),
+            optimizer=finetuning.make_optimizer(classifier, resolved["layer_decay"], weight_decay=self.weight_decay),
             batches=ClassifiedImages(
                 task=task,
                 batch_size=plan.batch_size,
@@ -137,9 +152,6 @@ class Finetune(EvaluationProtocol):
             ),
             evaluate=lambda: {"test": top_k_accuracy(finetuning.rank(task, classifier, top=1), task.labels("test"))},
         )
-        file = training.folder / finetuning.CLASSIFIER_FILE
-        task.world.from_main(lambda: finetuning.save(file, classifier, task, from_scratch=self.from_scratch))
-        return self._result(task, classifier, resolved, training)
 
     def _check_images(self, task: "LabelledTask") -> None:
         images = task.images("train")
@@ -148,6 +160,10 @@ class Finetune(EvaluationProtocol):
                 f"{images.name} has images of {images.channels} channels and type {images.dtype}; RandAugment is made "
                 "for uint8 images of 1 or 3 channels: give --no-augment"
             )
+
+    def _resolved_for(self, task: "LabelledTask") -> dict[str, Any]:
+        assert task.extractor.model is not None and task.extractor.model.config is not None
+        return self._resolved(task.extractor.model.config, images=len(task.images("train").readable))
 
     def _resolved(self, config: "MethodConfig", *, images: int) -> dict[str, Any]:
         """Options that follow the size of the model and the number of images where they are None."""

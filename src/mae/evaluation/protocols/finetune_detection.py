@@ -12,11 +12,9 @@ from mae.evaluation.protocol import THIS_MODEL, DetectionProtocol, ProtocolResul
 from mae.options import shown
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mae.core.method import MethodConfig
     from mae.evaluation.common.average_precision import AveragePrecision, FoundObjects, GroundTruth
-    from mae.evaluation.common.supervised import SupervisedTraining
+    from mae.evaluation.common.supervised import PreparedTraining, SupervisedTraining
     from mae.evaluation.common.task import DetectionTask
     from mae.models.detector import DetectionHead, Detector
 
@@ -73,15 +71,15 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         from mae.evaluation.common.beside import each_seed, seed_numbers, seed_rows, used_images
         from mae.evaluation.common.detection_training import find_objects, truth_of
         from mae.evaluation.common.finetuning import DETECTOR_FILE
+        from mae.evaluation.common.verdict import compare_seeds
 
-        if self.masks and not task.data.train.has_masks:
-            raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
+        self._check_outlines(task)
         truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
         first: dict[str, SupervisedTraining] = {}
         found: dict[str, list[FoundObjects]] = {}
         scores: dict[str, list[float]] = {}
         for who, seeded in each_seed(task, self.beside, self.seeds):
-            training, detector = self._trained(seeded, truth, numbers, scratch=who == SCRATCH)
+            training, detector = self._trained(seeded, scratch=who == SCRATCH)
             scores.setdefault(who, []).append(training.curve[-1]["ap"])
             if who not in first:  # the first seed stands for its weights where objects are shown
                 first[who], found[who] = training, find_objects(seeded, detector)
@@ -95,7 +93,16 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         rows += seed_rows(scores, columns=7)
         main = precisions[THIS_MODEL][self._area]
         rows += [(f"  {name}, AP", _share(ap), *[""] * 5) for name, ap in main.by_class.items()]
+        unseeded = (
+            "" if self.seeds > 1 else " One seed says nothing of chance: --seeds 3 gives intervals and a verdict."
+        )
         return ProtocolResult(
+            verdict=compare_seeds(
+                scores,
+                baseline=SCRATCH,
+                measure="AP of masks" if self.masks else "AP",
+                test_images=len(task.images("test").readable),
+            ),
             numbers={
                 **{who: {area: asdict(of) for area, of in areas.items()} for who, areas in precisions.items()},
                 "seeds": seed_numbers(scores),
@@ -105,7 +112,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
             rows=tuple(rows),
             note=f"{task.data.note}. {self.told(len(numbers), ours.seconds)} "
             f"COCO's average precision in the images' own pixels; small is below 32 x 32, large above 96 x 96. "
-            f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.",
+            f"The last weights are evaluated, not the best; they are in {ours.folder / DETECTOR_FILE}.{unseeded}",
             curve=ours.curve,
             variant=self.variant,
             pictures=self._pictures(task, found),
@@ -121,18 +128,36 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         areas: tuple[Literal["boxes", "masks"], ...] = ("boxes", "masks") if self.masks else ("boxes",)
         return {area: average_precision(truth, found, area) for area in areas}
 
-    def _trained(
-        self, task: "DetectionTask", truth: "GroundTruth", numbers: "Tensor", *, scratch: bool
-    ) -> "tuple[SupervisedTraining, Detector]":
+    def _check_outlines(self, task: "DetectionTask") -> None:
+        if self.masks and not task.data.train.has_masks:
+            raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
+
+    def _trained(self, task: "DetectionTask", *, scratch: bool) -> "tuple[SupervisedTraining, Detector]":
         """A training, and what was trained."""
         from mae.evaluation.common import finetuning
+        from mae.models.detector import Detector
+
+        prepared = self.prepared(task, scratch=scratch)
+        training, detector = prepared.train(), prepared.module
+        assert isinstance(detector, Detector)
+        file = training.folder / finetuning.DETECTOR_FILE
+        task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
+        return training, detector
+
+    def prepared(self, task: "DetectionTask", *, scratch: bool = False) -> "PreparedTraining":
+        """See `DenseFinetuning`."""
+        from mae.evaluation.common import finetuning
+        from mae.evaluation.common.beside import used_images
         from mae.evaluation.common.detection_training import (
             LargeScaleJitter,
             find_objects,
             images_with_objects,
+            truth_of,
         )
-        from mae.evaluation.common.supervised import largest_batch, train_with_labels
+        from mae.evaluation.common.supervised import PreparedTraining, largest_batch
 
+        self._check_outlines(task)
+        truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
         batch = largest_batch(self.batch_size, _USUAL_BATCH, images=len(numbers), steps_per_epoch=1)
         detector = self._detector(task, scratch=scratch)
         jitter = LargeScaleJitter(size=detector.described.size, masks=self.masks, scales=self.scales)
@@ -142,17 +167,16 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
             of = self._precisions(truth, find_objects(task, detector))[self._area]
             return {"ap": of.ap or 0.0, "ap50": of.ap50 or 0.0}
 
-        training = train_with_labels(
-            task,
-            self.plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
-            detector.train(),
-            finetuning.make_optimizer(detector, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay),
+        return PreparedTraining(
+            task=task,
+            plan=self.plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
+            module=detector.train(),
+            optimizer=finetuning.make_optimizer(
+                detector, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay
+            ),
             batches=fed,
             evaluate=evaluate,
         )
-        file = training.folder / finetuning.DETECTOR_FILE
-        task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
-        return training, detector
 
     def _detector(self, task: "DetectionTask", *, scratch: bool) -> "Detector":
         """Drawn by the task's seed, on its device."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mae.core.method import MethodConfig
-    from mae.evaluation.common.supervised import SupervisedTraining
+    from mae.evaluation.common.supervised import PreparedTraining, SupervisedTraining
     from mae.evaluation.common.task import SegmentationTask
     from mae.models.segmenter import MapHead, Segmenter
 
@@ -70,7 +70,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         first: dict[str, SupervisedTraining] = {}
         scores: dict[str, list[float]] = {}
         for who, seeded in each_seed(task, self.beside, self.seeds):
-            training, segmenter = self._trained(seeded, numbers, scratch=who == SCRATCH)
+            training, segmenter = self._trained(seeded, scratch=who == SCRATCH)
             scores.setdefault(who, []).append(training.curve[-1]["mean_iou"])
             if who not in first:  # the first seed stands for its weights where test images are compared
                 first[who] = training
@@ -94,20 +94,32 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             more=tuple(seed_rows(scores, columns=4)),
         )
 
-    def _trained(
-        self, task: "SegmentationTask", numbers: "Tensor", *, scratch: bool
-    ) -> "tuple[SupervisedTraining, Segmenter]":
+    def _trained(self, task: "SegmentationTask", *, scratch: bool) -> "tuple[SupervisedTraining, Segmenter]":
         """A training, and what was trained."""
         from mae.evaluation.common import finetuning
+        from mae.models.segmenter import Segmenter
+
+        prepared = self.prepared(task, scratch=scratch)
+        training, segmenter = prepared.train(), prepared.module
+        assert isinstance(segmenter, Segmenter)
+        file = training.folder / finetuning.SEGMENTER_FILE
+        task.world.from_main(lambda: finetuning.save(file, segmenter, task, from_scratch=scratch))
+        return training, segmenter
+
+    def prepared(self, task: "SegmentationTask", *, scratch: bool = False) -> "PreparedTraining":
+        """See `DenseFinetuning`."""
+        from mae.evaluation.common import finetuning
+        from mae.evaluation.common.beside import used_images
         from mae.evaluation.common.segmentation_results import mean_iou
         from mae.evaluation.common.segmentation_training import (
             batch_of,
             confusions_of,
             masked_images,
         )
-        from mae.evaluation.common.supervised import train_with_labels
+        from mae.evaluation.common.supervised import PreparedTraining
         from mae.models.inference import undisturbed
 
+        numbers = used_images(task, read_share(self.labels_used))
         batch = batch_of(self.batch_size, self.accumulate, len(numbers))
         segmenter = self._segmenter(task, scratch=scratch)
         fed = masked_images(task, batch_size=batch, accumulate=self.accumulate, numbers=numbers)
@@ -116,17 +128,16 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             with undisturbed(segmenter):
                 return {"mean_iou": mean_iou(confusions_of(task, segmenter))}
 
-        training = train_with_labels(
-            task,
-            self.plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
-            segmenter.train(),
-            finetuning.make_optimizer(segmenter, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay),
+        return PreparedTraining(
+            task=task,
+            plan=self.plan(task, batch, steps_per_epoch=fed.steps_per_epoch, scratch=scratch),
+            module=segmenter.train(),
+            optimizer=finetuning.make_optimizer(
+                segmenter, 1.0 if scratch else self.layer_decay, weight_decay=self.weight_decay
+            ),
             batches=fed,
             evaluate=evaluate,
         )
-        file = training.folder / finetuning.SEGMENTER_FILE
-        task.world.from_main(lambda: finetuning.save(file, segmenter, task, from_scratch=scratch))
-        return training, segmenter
 
     def _segmenter(self, task: "SegmentationTask", *, scratch: bool) -> "Segmenter":
         import torch
