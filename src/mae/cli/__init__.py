@@ -27,6 +27,7 @@ COMMANDS = {
     "embed": ("mae.cli.embed", "write a model's features of images to a file"),
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of masked patches, or fill a hole"),
+    "web": ("mae.cli.web", "draw a mask in the browser and see what a model makes of it"),
     "import": (
         "mae.cli.import_weights",
         "take in weights of the official MAE, timm and others, by file or by name",
