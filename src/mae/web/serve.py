@@ -5,7 +5,7 @@ from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from mae.errors import UsageError
 
@@ -41,7 +41,7 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 class _Handler(SimpleHTTPRequestHandler):
     """GET and HEAD of files; no listings, no other machine's pages."""
 
-    extensions_map: ClassVar[dict[str, str]] = {
+    extensions_map = {
         **SimpleHTTPRequestHandler.extensions_map,
         ".mjs": "text/javascript",
         ".js": "text/javascript",

@@ -77,6 +77,17 @@ def write_site(model: Path, out: Path) -> Site:
     return Site(folder=out, checkpoints=len(graphs))
 
 
+def check_ready() -> None:
+    """Make sure that a page can be made, before something long is done for it.
+
+    Raises:
+        UsageError: no ONNX exporter.
+        MAEError: onnxruntime-web is not there.
+    """
+    vendored()
+    _check_exporter()
+
+
 def vendored() -> list[Path]:
     """The files of onnxruntime-web.
 

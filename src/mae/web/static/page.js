@@ -189,7 +189,8 @@ function drawFound() {
 async function open(at) {
   const { file } = state.model.graphs[at];
   if (!state.sessions.has(file)) state.sessions.set(file, ort.InferenceSession.create(`./${file}`));
-  state.session = await state.sessions.get(file);
+  const opened = await state.sessions.get(file);
+  if (element("step").value === at) state.session = opened; // else another was chosen meanwhile
 }
 
 async function change() {
@@ -328,7 +329,8 @@ function listenToDrawing() {
     });
   });
   for (const moment of ["focus", "blur"]) masked.addEventListener(moment, drawMasked);
-  input.addEventListener("pointermove", (event) => attend(cellAt(input, event)));
+  for (const moment of ["pointerdown", "pointermove"])
+    input.addEventListener(moment, (event) => attend(cellAt(input, event)));
   for (const canvas of [masked, input]) canvas.addEventListener("pointerleave", () => drawInput());
 }
 
@@ -379,7 +381,12 @@ function listen() {
   element("ratio").addEventListener("input", () => { tellFacts(); applyMask("random"); });
   element("step").addEventListener("input", async () => {
     tellFacts();
-    await open(element("step").value);
+    try {
+      await open(element("step").value);
+    } catch (reason) {
+      fail("failed", { reason });
+      return;
+    }
     await change();
   });
   element("ways").addEventListener("change", () => { drawFound(); tellStatus(); });
@@ -422,6 +429,7 @@ async function begin() {
   const spoken = [asked.get("lang"), ...navigator.languages.map((name) => name.slice(0, 2))];
   await speak(spoken.find((name) => LANGUAGES.includes(name)) ?? "en");
   element("status").textContent = text("loading");
+  // The script that loads it is part of the bundle; a path for both would ask for that as a file of its own.
   ort.env.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", location.href).href };
   // Several threads share memory, which only an isolated page may.
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Number(asked.get("threads")) || Math.min(4, navigator.hardwareConcurrency) : 1;
