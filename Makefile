@@ -5,20 +5,33 @@ BIN := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
+VENDOR := src/mae/web/vendor
+RUNTIME := $(VENDOR)/ort.wasm.bundle.min.mjs $(VENDOR)/ort-wasm-simd-threaded.wasm
+
 # Afresh, since what the commands print may have changed though no page has.
 SPHINX := -q -n -W --keep-going -E -c docs
 
-.PHONY: demo test test-slow lint format docs docs-links install clean
+.PHONY: demo test test-slow lint format docs docs-links install web clean
 
 demo: $(VENV)/installed
 	$(BIN)/mae demo
 
 test: $(VENV)/installed-dev lint
+	@if command -v npm >/dev/null; then $(MAKE) web || echo "make web failed: tests of the page are skipped"; fi
 	$(PYTEST) -m "not slow"
 
 # What takes many seconds each: several processes, whole studies, exports read by fresh processes.
 test-slow: $(VENV)/installed-dev
 	$(PYTEST) -m slow
+
+# What the page of mae web needs of onnxruntime-web, by the lock file's checksums; never committed, carried in the wheel.
+web: $(firstword $(RUNTIME))
+
+$(firstword $(RUNTIME)): package.json package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund
+	mkdir -p $(VENDOR)
+	cp $(patsubst $(VENDOR)/%,node_modules/onnxruntime-web/dist/%,$(RUNTIME)) $(VENDOR)
+	touch $@
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -53,4 +66,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/bin/python
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf node_modules $(VENDOR) $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -28,6 +28,7 @@ COMMANDS = {
     "neighbours": ("mae.cli.neighbours", "draw the images that a model finds alike"),
     "explore": ("mae.cli.explore", "look into a run: a page with a map of its images, odd ones and duplicates"),
     "reconstruct": ("mae.cli.reconstruct", "draw what a model makes of masked patches, or fill a hole"),
+    "web": ("mae.cli.web", "draw a mask in the browser and see what a model makes of it"),
     "import": (
         "mae.cli.import_weights",
         "take in weights of the official MAE, timm and others, by file or by name",

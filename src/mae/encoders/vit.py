@@ -179,6 +179,14 @@ class MAEEncoder(nn.Module):
             found.append(self.blocks.through(block, found[-1]))
         return Encoded(levels=[*found[:-1], self.norm(found[-1])], num_prefix=self.num_prefix, places=places)
 
+    def embed_whole(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B L D"]:
+        """The tokens that enter the first block, of every patch in raster order; class tokens lead.
+
+        Raises:
+            UsageError: see `forward`.
+        """
+        return self._embed(images, None)
+
     def _embed(self, images: Float[Tensor, "B C H W"], plan: MaskPlan | None) -> Float[Tensor, "B L D"]:
         visible = None if plan is None or self.mask_token is not None else plan.visible
         positions = self.pos_embed(self.patch_embed.grid(images))  # [N, D]
@@ -202,7 +210,7 @@ class MAEEncoder(nn.Module):
             UsageError: images of a wrong shape, or of a size the positions cannot be made for; no such block.
         """
         numbers = [self._block(number) for number in layers]
-        grid, x = self.patch_embed.grid(images), self._embed(images, None)
+        grid, x = self.patch_embed.grid(images), self.embed_whole(images)
         left: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks):
             x = self.blocks.through(block, x)
@@ -228,7 +236,7 @@ class MAEEncoder(nn.Module):
             UsageError: see `encode`.
         """
         last: Any = self.blocks[-1]
-        x = self._embed(images, None)
+        x = self.embed_whole(images)
         for block in self.blocks[:-1]:
             x = self.blocks.through(block, x)
         weights = last.attention_weights(x, queries=self.num_prefix)
@@ -243,7 +251,7 @@ class MAEEncoder(nn.Module):
             UsageError: see `encode`.
         """
         block: Any
-        x = self._embed(images, None)
+        x = self.embed_whole(images)
         for block in self.blocks:
             yield block.attention_weights(x, queries=x.shape[1])
             x = self.blocks.through(block, x)

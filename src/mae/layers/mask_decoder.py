@@ -67,6 +67,17 @@ class MAEDecoder(nn.Module):
         if encoded.places is not None:
             everywhere = self.mask_token.to(x.dtype).expand(x.shape[0], plan.hidden.shape[1], -1)  # [B, N, K]
             tokens = everywhere.scatter(1, encoded.places.unsqueeze(-1).expand_as(tokens), tokens)
-        x = torch.cat([prefix, tokens + self.pos_embed(layout.grid)], dim=1)
-        x = self.blocks(x)[:, lead:]
+        x = self._through_blocks(prefix, tokens, layout.grid)
         return self.pred(self.norm(take_tokens(x, plan.predicted)))
+
+    def complete(
+        self, prefix: Float[Tensor, "B S K"], tokens: Float[Tensor, "B N K"], grid: Grid
+    ) -> Float[Tensor, "B N P"]:
+        """Predict every token of a whole grid: embedded tokens where visible, mask tokens where hidden."""
+        return self.pred(self.norm(self._through_blocks(prefix, tokens, grid)))
+
+    def _through_blocks(
+        self, prefix: Float[Tensor, "B S K"], tokens: Float[Tensor, "B N K"], grid: Grid
+    ) -> Float[Tensor, "B N K"]:
+        x = torch.cat([prefix, tokens + self.pos_embed(grid)], dim=1)
+        return self.blocks(x)[:, prefix.shape[1] :]

@@ -1,0 +1,445 @@
+// The page: a picture, a mask drawn on its patches, and what the model makes of both, all in this browser.
+
+import * as ort from "./vendor/ort.wasm.bundle.min.mjs";
+
+const SIDE = 448; // of the larger side of each canvas, in its own pixels
+const HIDDEN = "#dde0e5";
+const LANGUAGES = ["en", "vi"];
+
+const element = (id) => document.getElementById(id);
+const canvases = Object.fromEntries(["input", "masked", "reconstruction", "error"].map((id) => [id, element(id)]));
+
+const state = {
+  model: null, // what model.json says
+  texts: {},
+  session: null,
+  sessions: new Map(), // by file, so that a step seen once is there at once
+  pixels: null, // Float32Array [C, H, W] in [0, 1]
+  hidden: null, // Uint8Array [N]
+  cell: 0, // where the keyboard is
+  found: null, // what the model said last
+  wanted: 0, // counts changes: an answer to an older one is not shown
+  running: false,
+};
+
+// Texts -------------------------------------------------------------------------------------------------------------
+
+function text(name, values = {}) {
+  return state.texts[name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
+}
+
+async function speak(language) {
+  state.texts = await (await fetch(`./${language}.json`)).json();
+  document.documentElement.lang = language;
+  document.title = text("title");
+  for (const part of document.querySelectorAll("[data-text]")) part.textContent = text(part.dataset.text);
+  for (const part of document.querySelectorAll("[data-label]")) part.setAttribute("aria-label", text(part.dataset.label));
+  for (const button of document.querySelectorAll("[data-language]"))
+    button.setAttribute("aria-pressed", String(button.dataset.language === language));
+  document.querySelectorAll("#examples button").forEach((button, at) =>
+    button.setAttribute("aria-label", text("example", { number: at + 1 })));
+  if (state.model) tellFacts();
+  if (state.found) tellStatus();
+}
+
+function number(value, digits) {
+  return value.toLocaleString(document.documentElement.lang, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+function tellFacts() {
+  const { parameters, size, patch } = state.model;
+  element("facts").textContent = text("facts", {
+    parameters: number(parameters / 1e6, 1), height: size[0], width: size[1], patchHeight: patch[0], patchWidth: patch[1],
+  });
+  element("ratio-shown").textContent = `${element("ratio").value} %`;
+  element("step-shown").textContent = text("step", { step: number(state.model.graphs[element("step").value].step, 0) });
+}
+
+function tellStatus() {
+  const { milliseconds, hidden, quality } = state.found;
+  const count = hidden.reduce((sum, value) => sum + value, 0);
+  element("status").textContent = text("status", {
+    hidden: count, all: hidden.length, share: number((100 * count) / hidden.length, 0), milliseconds: Math.round(milliseconds),
+  }) + (quality === null ? "" : text("quality", { value: number(quality, 2) }));
+}
+
+function fail(name, values) {
+  element("failure").textContent = name ? text(name, values) : "";
+  element("failure").hidden = !name;
+}
+
+// Pictures ----------------------------------------------------------------------------------------------------------
+
+function context(canvas, options) {
+  const drawing = canvas.getContext("2d", options);
+  drawing.imageSmoothingEnabled = false;
+  return drawing;
+}
+
+function imageOf(pixels) {
+  const { size: [height, width], channels } = state.model;
+  const image = new ImageData(width, height);
+  const area = height * width;
+  for (let at = 0; at < area; at++) {
+    for (let colour = 0; colour < 3; colour++)
+      image.data[4 * at + colour] = 255 * pixels[(channels === 3 ? colour : 0) * area + at];
+    image.data[4 * at + 3] = 255;
+  }
+  return image;
+}
+
+function draw(canvas, image) {
+  const small = new OffscreenCanvas(image.width, image.height);
+  small.getContext("2d").putImageData(image, 0, 0);
+  context(canvas).drawImage(small, 0, 0, canvas.width, canvas.height);
+}
+
+function eachCell(canvas, paint) {
+  const [rows, columns] = state.model.grid;
+  const drawing = context(canvas);
+  const [height, width] = [canvas.height / rows, canvas.width / columns];
+  for (let at = 0; at < rows * columns; at++)
+    paint(drawing, at, (at % columns) * width, Math.floor(at / columns) * height, width, height);
+}
+
+function drawMasked() {
+  draw(canvases.masked, imageOf(state.pixels));
+  const focused = document.activeElement === canvases.masked;
+  eachCell(canvases.masked, (drawing, at, x, y, width, height) => {
+    if (state.hidden[at]) {
+      drawing.fillStyle = HIDDEN;
+      drawing.fillRect(x, y, width + 0.5, height + 0.5);
+    }
+    drawing.lineWidth = 1;
+    drawing.strokeStyle = "rgba(90, 100, 110, 0.35)";
+    drawing.strokeRect(x + 0.5, y + 0.5, width, height);
+  });
+  if (focused)
+    eachCell(canvases.masked, (drawing, at, x, y, width, height) => {
+      if (at !== state.cell) return;
+      drawing.lineWidth = 3;
+      drawing.strokeStyle = "#a12c6b";
+      drawing.strokeRect(x + 1.5, y + 1.5, width - 3, height - 3);
+    });
+}
+
+function drawInput(from = null) {
+  draw(canvases.input, imageOf(state.pixels));
+  if (from === null || !state.found || state.hidden[from]) return;
+  const count = state.hidden.length;
+  const row = state.found.attention.subarray(from * count, (from + 1) * count);
+  const most = Math.max(...row) || 1;
+  eachCell(canvases.input, (drawing, at, x, y, width, height) => {
+    drawing.fillStyle = `rgba(0, 0, 0, ${0.8 * (1 - row[at] / most)})`;
+    drawing.fillRect(x, y, width + 0.5, height + 0.5);
+    if (at === from) {
+      drawing.lineWidth = 3;
+      drawing.strokeStyle = "#ffd800";
+      drawing.strokeRect(x + 1.5, y + 1.5, width - 3, height - 3);
+    }
+  });
+}
+
+// White where there is no error, through red to near black: what the eye finds is where the model is wrong.
+function errorColour(share) {
+  const stops = [[255, 255, 255], [252, 170, 120], [205, 50, 100], [60, 10, 70]];
+  const place = Math.min(share, 1) * (stops.length - 1);
+  const low = Math.min(Math.floor(place), stops.length - 2);
+  return stops[low].map((value, at) => value + (place - low) * (stops[low + 1][at] - value));
+}
+
+function drawFound() {
+  const { size: [height, width], channels, patch, grid } = state.model;
+  const area = height * width;
+  const way = document.querySelector("input[name=way]:checked").value;
+  const shown = state.found.pictures[way] ?? state.found.pictures.picture;
+  draw(canvases.reconstruction, imageOf(shown));
+  const error = new ImageData(width, height);
+  let [wrong, spread, count] = [0, 0, 0];
+  const seen = new Float64Array(channels);
+  let visible = 0;
+  const isHidden = (at) => state.found.hidden[
+    Math.floor(Math.floor(at / width) / patch[0]) * grid[1] + Math.floor((at % width) / patch[1])];
+  for (let at = 0; at < area; at++) {
+    if (isHidden(at)) continue;
+    visible++;
+    for (let channel = 0; channel < channels; channel++) seen[channel] += state.found.pixels[channel * area + at];
+  }
+  for (let at = 0; at < area; at++) {
+    let distance = 0;
+    if (isHidden(at))
+      for (let channel = 0; channel < channels; channel++) {
+        const true_ = state.found.pixels[channel * area + at];
+        const off = shown[channel * area + at] - true_;
+        distance += Math.abs(off) / channels;
+        wrong += off * off;
+        spread += (true_ - seen[channel] / visible) ** 2;
+        count++;
+      }
+    const colour = errorColour(distance / 0.4);
+    for (let part = 0; part < 3; part++) error.data[4 * at + part] = colour[part];
+    error.data[4 * at + 3] = 255;
+  }
+  draw(canvases.error, error);
+  state.found.quality = count && spread > 0 ? 1 - wrong / spread : null;
+}
+
+// The model ---------------------------------------------------------------------------------------------------------
+
+async function open(at) {
+  const { file } = state.model.graphs[at];
+  if (!state.sessions.has(file)) state.sessions.set(file, ort.InferenceSession.create(`./${file}`));
+  const opened = await state.sessions.get(file);
+  if (element("step").value === at) state.session = opened; // else another was chosen meanwhile
+}
+
+async function change() {
+  state.wanted++;
+  drawMasked();
+  if (state.running) return; // what runs asks again
+  state.running = true;
+  try {
+    let answered;
+    do {
+      answered = state.wanted;
+      await answer();
+    } while (answered !== state.wanted);
+  } catch (reason) {
+    fail("failed", { reason });
+  } finally {
+    state.running = false;
+  }
+}
+
+async function answer() {
+  const { size: [height, width], channels } = state.model;
+  const [pixels, hidden] = [state.pixels.slice(), state.hidden.slice()];
+  const began = performance.now();
+  const said = await state.session.run({
+    image: new ort.Tensor("float32", pixels, [1, channels, height, width]),
+    hidden: new ort.Tensor("bool", hidden, [1, hidden.length]),
+  });
+  const pictures = Object.fromEntries(
+    ["picture", "informed"].filter((name) => name in said).map((name) => [name, said[name].data]));
+  state.found = {
+    pixels, hidden, pictures, attention: said.attention.data, patches: said.patches.data,
+    milliseconds: performance.now() - began, quality: null,
+  };
+  drawFound();
+  drawInput();
+  tellStatus();
+  document.dispatchEvent(new CustomEvent("reconstructed", { detail: state.found }));
+}
+
+// Masks -------------------------------------------------------------------------------------------------------------
+
+function hide(at, wanted) {
+  if (state.hidden[at] === Number(wanted)) return;
+  if (wanted && state.hidden.reduce((sum, value) => sum + value, 0) === state.hidden.length - 1) {
+    element("cell").textContent = text("lastVisible");
+    return;
+  }
+  state.hidden[at] = Number(wanted);
+  change();
+}
+
+const masks = {
+  random(count) {
+    const order = [...state.hidden.keys()];
+    for (let at = order.length - 1; at > 0; at--) {
+      const other = Math.floor(Math.random() * (at + 1));
+      [order[at], order[other]] = [order[other], order[at]];
+    }
+    state.hidden.fill(0);
+    for (const at of order.slice(0, count)) state.hidden[at] = 1;
+  },
+  block(count) { // one rectangle, as square as it can be
+    const [rows, columns] = state.model.grid;
+    const height = Math.min(rows, Math.max(1, Math.round(Math.sqrt((count * rows) / columns))));
+    const width = Math.min(columns, Math.round(count / height));
+    const [top, left] = [rows - height, columns - width].map((room) => Math.floor(Math.random() * (room + 1)));
+    state.hidden.forEach((_, at) => {
+      const [row, column] = [Math.floor(at / columns), at % columns];
+      state.hidden[at] = Number(row >= top && row < top + height && column >= left && column < left + width);
+    });
+  },
+  grid() { // of each two by two patches one stays
+    const columns = state.model.grid[1];
+    state.hidden.forEach((_, at) => {
+      state.hidden[at] = Number(Math.floor(at / columns) % 2 === 1 || (at % columns) % 2 === 1);
+    });
+  },
+  invert() {
+    state.hidden.forEach((value, at) => { state.hidden[at] = 1 - value; });
+  },
+  clear() {
+    state.hidden.fill(0);
+  },
+};
+
+function applyMask(name) {
+  const count = Math.min(state.hidden.length - 1, Math.round((element("ratio").value / 100) * state.hidden.length));
+  masks[name](count);
+  if (state.hidden.every((value) => value === 1)) state.hidden[0] = 0; // one must stay visible
+  change();
+}
+
+// Input -------------------------------------------------------------------------------------------------------------
+
+function cellAt(canvas, event) {
+  const [rows, columns] = state.model.grid;
+  const box = canvas.getBoundingClientRect();
+  const [row, column] = [((event.clientY - box.top) / box.height) * rows, ((event.clientX - box.left) / box.width) * columns];
+  if (row < 0 || row >= rows || column < 0 || column >= columns) return null;
+  return Math.floor(row) * columns + Math.floor(column);
+}
+
+function listenToDrawing() {
+  let painting = null; // true: hiding, false: showing
+  const { masked, input } = canvases;
+  masked.addEventListener("pointerdown", (event) => {
+    const at = cellAt(masked, event);
+    if (at === null) return;
+    masked.setPointerCapture(event.pointerId);
+    state.cell = at;
+    painting = !state.hidden[at];
+    hide(at, painting);
+  });
+  masked.addEventListener("pointermove", (event) => {
+    const at = cellAt(masked, event);
+    if (painting !== null && at !== null) hide(at, painting);
+    if (painting === null) attend(at);
+  });
+  for (const end of ["pointerup", "pointercancel"]) masked.addEventListener(end, () => { painting = null; });
+  masked.addEventListener("keydown", (event) => {
+    const [rows, columns] = state.model.grid;
+    const moves = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 };
+    const column = state.cell % columns;
+    if (event.key === " ") hide(state.cell, !state.hidden[state.cell]);
+    else if (event.key in moves) {
+      const next = state.cell + moves[event.key];
+      const leaves = (event.key === "ArrowLeft" && column === 0) || (event.key === "ArrowRight" && column === columns - 1);
+      if (!leaves && next >= 0 && next < rows * columns) state.cell = next;
+    } else return;
+    event.preventDefault();
+    drawMasked();
+    attend(state.cell);
+    element("cell").textContent = text(state.hidden[state.cell] ? "hiddenCell" : "visibleCell", {
+      row: Math.floor(state.cell / columns) + 1, column: (state.cell % columns) + 1,
+    });
+  });
+  for (const moment of ["focus", "blur"]) masked.addEventListener(moment, drawMasked);
+  for (const moment of ["pointerdown", "pointermove"])
+    input.addEventListener(moment, (event) => attend(cellAt(input, event)));
+  for (const canvas of [masked, input]) canvas.addEventListener("pointerleave", () => drawInput());
+}
+
+function attend(at) {
+  if (element("attention").checked) drawInput(at);
+}
+
+async function take(source, name) {
+  fail(null);
+  const { size: [height, width], channels } = state.model;
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(source);
+  } catch {
+    fail("notAnImage", { name });
+    return;
+  }
+  const scale = Math.max(width / bitmap.width, height / bitmap.height); // the centre, as in evaluation
+  const small = new OffscreenCanvas(width, height);
+  const drawing = small.getContext("2d", { willReadFrequently: true });
+  drawing.imageSmoothingQuality = "high";
+  drawing.fillStyle = "#ffffff"; // what is transparent lies on white, as when training
+  drawing.fillRect(0, 0, width, height);
+  drawing.drawImage(
+    bitmap, (width - scale * bitmap.width) / 2, (height - scale * bitmap.height) / 2, scale * bitmap.width, scale * bitmap.height);
+  const { data } = drawing.getImageData(0, 0, width, height);
+  const area = height * width;
+  state.pixels = new Float32Array(channels * area);
+  for (let at = 0; at < area; at++) {
+    const colours = [data[4 * at], data[4 * at + 1], data[4 * at + 2]];
+    const values = channels === 3 ? colours : [0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]];
+    values.forEach((value, channel) => { state.pixels[channel * area + at] = value / 255; });
+  }
+  drawInput();
+  await change();
+}
+
+async function takeExample(path) {
+  await take(await (await fetch(`./${path}`)).blob(), path);
+}
+
+function listen() {
+  listenToDrawing();
+  for (const button of document.querySelectorAll("[data-mask]"))
+    button.addEventListener("click", () => applyMask(button.dataset.mask));
+  for (const button of document.querySelectorAll("[data-language]"))
+    button.addEventListener("click", () => speak(button.dataset.language));
+  element("ratio").addEventListener("input", () => { tellFacts(); applyMask("random"); });
+  element("step").addEventListener("input", async () => {
+    tellFacts();
+    try {
+      await open(element("step").value);
+    } catch (reason) {
+      fail("failed", { reason });
+      return;
+    }
+    await change();
+  });
+  element("ways").addEventListener("change", () => { drawFound(); tellStatus(); });
+  element("attention").addEventListener("change", () => drawInput());
+  element("file").addEventListener("change", ({ target }) => { if (target.files[0]) take(target.files[0], target.files[0].name); });
+  for (const moment of ["dragover", "drop"]) document.addEventListener(moment, (event) => event.preventDefault());
+  document.addEventListener("dragover", () => element("drop").classList.add("over"));
+  for (const moment of ["dragleave", "drop"]) document.addEventListener(moment, () => element("drop").classList.remove("over"));
+  document.addEventListener("drop", ({ dataTransfer }) => {
+    if (dataTransfer.files[0]) take(dataTransfer.files[0], dataTransfer.files[0].name);
+  });
+}
+
+function lay() {
+  const { size: [height, width], grid, graphs, normalised, ratio, examples } = state.model;
+  for (const canvas of Object.values(canvases)) {
+    canvas.width = Math.round((SIDE * width) / Math.max(height, width));
+    canvas.height = Math.round((SIDE * height) / Math.max(height, width));
+  }
+  state.hidden = new Uint8Array(grid[0] * grid[1]);
+  element("ratio").value = Math.round(100 * ratio);
+  element("step").max = graphs.length - 1;
+  element("step").value = graphs.length - 1;
+  element("steps").hidden = graphs.length < 2;
+  element("ways").hidden = !normalised;
+  for (const path of examples) {
+    const button = document.createElement("button");
+    button.type = "button";
+    const picture = document.createElement("img");
+    picture.src = `./${path}`;
+    picture.alt = "";
+    button.append(picture);
+    button.addEventListener("click", () => takeExample(path));
+    element("examples").append(button);
+  }
+}
+
+async function begin() {
+  const asked = new URLSearchParams(location.search);
+  const spoken = [asked.get("lang"), ...navigator.languages.map((name) => name.slice(0, 2))];
+  await speak(spoken.find((name) => LANGUAGES.includes(name)) ?? "en");
+  element("status").textContent = text("loading");
+  // The script that loads it is part of the bundle; a path for both would ask for that as a file of its own.
+  ort.env.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", location.href).href };
+  // Several threads share memory, which only an isolated page may.
+  ort.env.wasm.numThreads = self.crossOriginIsolated ? Number(asked.get("threads")) || Math.min(4, navigator.hardwareConcurrency) : 1;
+  state.model = await (await fetch("./model.json")).json();
+  lay();
+  await speak(document.documentElement.lang);
+  listen();
+  await open(element("step").value);
+  masks.random(Math.round(state.model.ratio * state.hidden.length));
+  await takeExample(state.model.examples[0]);
+}
+
+begin().catch((reason) => fail("failed", { reason }));

@@ -1,0 +1,235 @@
+"""The page in a browser: drawn masks reach the model, and nothing leaves the machine."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from browser import browser  # noqa: F401 - a fixture
+from PIL import Image
+from tiny import tiny_model
+
+from mae.errors import MAEError
+from mae.models.file import load_model, save
+from mae.web.graph import MaskedGraph
+from mae.web.serve import make_server
+from mae.web.site import STATIC, VENDOR, vendored, write_site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SOURCES = Path(__file__).parents[2] / "src" / "mae" / "web"
+COLUMNS, NUMBER = 6, 24  # of the tiny model's 16x24 pixels in patches of 4x4
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        vendored()
+    except MAEError as missing:
+        pytest.skip(f"no onnxruntime-web: {missing}")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    save(tiny_model(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)).eval(), folder / "model.safetensors")
+    write_site(folder / "model.safetensors", folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    server = make_server(site)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def opened(browser: "Browser", address: str) -> Iterator[Callable[..., "Page"]]:  # noqa: F811
+    """Opens the page; at the end nothing may have failed, and nothing been asked of another machine."""
+    pages, asked, told = [], [], []
+
+    def open_page(words: str = "?lang=en", *, width: int = 1280) -> "Page":
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        pages.append(page)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.add_init_script(
+            """window.answers = 0;
+            document.addEventListener("reconstructed", ({detail}) => { window.answers++; window.last = detail; });"""
+        )
+        page.goto(address + words)
+        page.wait_for_function("() => window.answers > 0", timeout=20_000)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert not told
+    assert asked and all(url.startswith((address, "blob:" + address)) for url in asked)
+
+
+def last(page: "Page") -> dict[str, Any]:
+    """What the page said last, once all changes are answered."""
+    page.wait_for_timeout(150)
+    found: dict[str, Any] = page.evaluate(
+        """() => ({hidden: [...window.last.hidden], pixels: [...window.last.pixels], patches: [...window.last.patches],
+            picture: [...window.last.pictures.picture], informed: [...window.last.pictures.informed],
+            attention: [...window.last.attention]})"""
+    )
+    return found
+
+
+def middle(page: "Page", cell: int, canvas: str = "#masked") -> tuple[float, float]:
+    """Of a patch on the canvas, in pixels of the window."""
+    box = page.locator(canvas).bounding_box()
+    assert box is not None
+    rows = NUMBER // COLUMNS
+    return (
+        box["x"] + (cell % COLUMNS + 0.5) * box["width"] / COLUMNS,
+        box["y"] + (cell // COLUMNS + 0.5) * box["height"] / rows,
+    )
+
+
+def test_mouse_and_keyboard_hide_patches_and_the_browser_computes_what_pytorch_does(
+    opened: Callable[..., "Page"], site: Path
+):
+    page = opened()
+    assert sum(last(page)["hidden"]) == 18  # three quarters at the start
+    page.click("[data-mask=clear]")
+    page.mouse.move(*middle(page, 1))
+    page.mouse.down()
+    for cell in (2, 8, 14):
+        page.mouse.move(*middle(page, cell))
+    page.mouse.up()
+    page.focus("#masked")  # the keyboard is where the mouse was first
+    for key in ("ArrowDown", "ArrowDown", "ArrowLeft", "Space", "ArrowLeft", "ArrowLeft", "ArrowDown", "Space"):
+        page.keyboard.press(key)
+    found = last(page)
+    assert [cell for cell, value in enumerate(found["hidden"]) if value] == [1, 2, 8, 12, 14, 18]
+    assert page.inner_text("#cell") == "Row 4, column 1: hidden"
+    assert page.inner_text("#status").startswith("6 of 24 patches hidden (25 %)")
+
+    model = load_model(site.parent / "model.safetensors")
+    with torch.no_grad():
+        expected = MaskedGraph(model)(
+            torch.tensor(found["pixels"]).reshape(1, 3, 16, 24), torch.tensor(found["hidden"], dtype=torch.bool)[None]
+        )
+    for name in ("patches", "picture", "informed", "attention"):
+        assert np.abs(np.array(found[name]) - expected[name].flatten().numpy()).max() < 1e-3, name
+
+
+def test_a_second_press_shows_a_patch_again_and_one_always_stays(opened: Callable[..., "Page"]):
+    page = opened()
+    page.click("[data-mask=clear]")
+    page.mouse.click(*middle(page, 7))
+    assert [cell for cell, value in enumerate(last(page)["hidden"]) if value] == [7]
+    page.mouse.click(*middle(page, 7))
+    assert sum(last(page)["hidden"]) == 0
+    page.click("[data-mask=invert]")
+    assert sum(last(page)["hidden"]) == NUMBER - 1
+    page.mouse.click(*middle(page, 0))
+    assert sum(last(page)["hidden"]) == NUMBER - 1
+    assert page.inner_text("#cell") == "One patch must stay visible."
+
+
+@pytest.mark.parametrize(("name", "count"), [("random", 12), ("block", 12), ("grid", 18)])
+def test_buttons_make_masks(opened: Callable[..., "Page"], name: str, count: int):
+    page = opened()
+    page.fill("#ratio", "50")
+    page.click(f"[data-mask={name}]")
+    hidden = np.array(last(page)["hidden"]).reshape(-1, COLUMNS)
+    assert hidden.sum() == count
+    if name == "block":
+        rows, columns = hidden.any(axis=1).sum(), hidden.any(axis=0).sum()
+        assert rows * columns == count
+
+
+def test_ones_own_picture_is_cut_to_its_middle_and_stays_here(opened: Callable[..., "Page"], tmp_path: Path):
+    page = opened()
+    picture = np.zeros((40, 120, 3), dtype=np.uint8)
+    picture[:, 30:90, 0] = 200  # the middle 60x40 are what is seen
+    Image.fromarray(picture).save(tmp_path / "own.png")
+    page.set_input_files("#file", tmp_path / "own.png")
+    pixels = np.array(last(page)["pixels"]).reshape(3, 16, 24)
+    assert np.abs(pixels[0] - 200 / 255).max() < 0.02 and pixels[1:].max() == 0
+    (tmp_path / "no.png").write_text("no picture")
+    page.set_input_files("#file", tmp_path / "no.png")
+    page.wait_for_selector("#failure:visible")
+    assert page.inner_text("#failure") == "This file is not a picture that the browser can show: no.png"
+
+
+def test_attention_of_the_patch_under_the_pointer(opened: Callable[..., "Page"]):
+    page = opened()
+    page.click("[data-mask=clear]")
+    last(page)
+    before = page.evaluate("document.getElementById('input').toDataURL()")
+    page.mouse.move(*middle(page, 3, "#input"))
+    assert page.evaluate("document.getElementById('input').toDataURL()") == before
+    page.check("#attention")
+    page.mouse.move(*middle(page, 4, "#input"))
+    assert page.evaluate("document.getElementById('input').toDataURL()") != before
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("language", ["en", "vi"])
+def test_both_languages_say_everything_and_fit(opened: Callable[..., "Page"], language: str, width: int):
+    page = opened(f"?lang={language}", width=width)
+    texts = json.loads((SOURCES / STATIC / f"{language}.json").read_text())
+    assert page.title() == texts["title"] and page.evaluate("document.documentElement.lang") == language
+    for name in page.evaluate("[...document.querySelectorAll('[data-text]')].map(part => part.dataset.text)"):
+        assert page.locator(f"[data-text={name}]").first.text_content() == texts[name]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    other = "vi" if language == "en" else "en"
+    page.click(f"[data-language={other}]")
+    page.wait_for_function(f"() => document.documentElement.lang == {other!r}")
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("button, input, canvas")].filter(part =>
+            !(part.innerText || part.getAttribute("aria-label") || part.labels?.length)).length"""
+    )
+    assert unnamed == 0
+
+
+def test_the_pictures_are_no_blanks(opened: Callable[..., "Page"]):
+    page = opened()
+    for name in ("input", "masked", "reconstruction", "error"):
+        colours = page.evaluate(
+            """name => { const canvas = document.getElementById(name);
+                const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+                return new Set(new Uint32Array(data.buffer)).size; }""",
+            name,
+        )
+        assert colours > 20, name
+
+
+def test_where_pages_share_no_memory_one_thread_computes(opened: Callable[..., "Page"]):
+    assert opened("?threads=1").evaluate("crossOriginIsolated")
+
+
+def test_the_languages_have_the_same_texts_and_places():
+    texts = [json.loads((SOURCES / STATIC / f"{language}.json").read_text()) for language in ("en", "vi")]
+    assert texts[0].keys() == texts[1].keys()
+    for name in texts[0]:
+        assert sorted(part.split("}")[0] for part in texts[0][name].split("{")[1:]) == sorted(
+            part.split("}")[0] for part in texts[1][name].split("{")[1:]
+        ), name
+
+
+def test_a_checkout_without_the_runtime_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mae.web.site.RUNTIME", ("absent.wasm",))
+    with pytest.raises(MAEError, match=r"absent.wasm .*make web"):
+        vendored()
+
+
+def test_the_wheel_carries_the_runtime_and_the_lock_file_names_no_registry():
+    root = SOURCES.parents[2]
+    assert f"src/mae/web/{VENDOR}/*" in (root / "pyproject.toml").read_text()
+    locked = json.loads((root / "package-lock.json").read_text())["packages"]
+    assert all("integrity" in entry and "resolved" not in entry for name, entry in locked.items() if name)
