@@ -31,16 +31,18 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    options = {"model": "mae_vit_lesson_patch4", "img_size": (16, 16), "batch_size": 4, "warmup_epochs": 0}
     folder = mae.pretrain(
         "builtin:digits",
         out=tmp_path / "run",
+        model="mae_vit_lesson_patch4",
+        img_size=(16, 16),
+        batch_size=4,
+        warmup_epochs=0,
         steps=2,
         checkpoint_keep_every=1,
         device="cpu",
         workers=0,
         quiet=True,
-        **options,
     ).folder
     return RunFolder(folder)
 

@@ -165,7 +165,7 @@ def _through(
     return x + block.mlp(block.norm2(x)), weights
 
 
-def _nearness(grid: tuple[int, int], hidden: Bool[Tensor, "1 N"]) -> Float[Tensor, "1 N N"]:
+def _nearness(grid: tuple[int, ...], hidden: Bool[Tensor, "1 N"]) -> Float[Tensor, "1 N N"]:
     """The weights by which `interpolate_statistics` averages visible patches for each, for any number of them."""
     rows, columns = grid
     number = torch.arange(rows * columns)

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from rich.console import Console
 
 from mae.report.terminal.console import stage
-from mae.web.serve import make_server
+from mae.web.serve import HOST, make_server
 from mae.web.site import write_site
 
 
@@ -51,7 +51,7 @@ def serve_page(model: Path, *, port: int, open_browser: bool, console: Console) 
         try:
             with stage(console, "Writing the model as graphs"):
                 write_site(model, Path(folder))
-            address = f"http://{server.server_address[0]}:{server.server_address[1]}/"
+            address = f"http://{HOST}:{server.server_address[1]}/"
             console.print(f"{address}  (Ctrl-C ends)", highlight=False, soft_wrap=True)
             if open_browser:
                 webbrowser.open(address)

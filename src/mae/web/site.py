@@ -1,7 +1,7 @@
 """The page as a folder of static files: ours, onnxruntime-web's, and a model's graphs."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -124,7 +124,7 @@ def _fitting(weights: Mapping[int, Path], model: nn.Module) -> list[tuple[int, P
     return [(step, weights[step]) for step in chosen]
 
 
-def _facts(model: Any, graphs: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _facts(model: Any, graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page must know of the model."""
     layout = model.tokenizer.layout
     return {

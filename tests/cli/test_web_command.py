@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+from tiny import tiny_model
+
+from mae.cli import main
+from mae.models.file import save
+from mae.records import read_json
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's file; with files in the place of onnxruntime-web's, which only a browser reads."""
+    runtime = [tmp_path / name for name in ("ort.mjs", "ort.wasm")]
+    for path in runtime:
+        path.write_text("")
+    monkeypatch.setattr("mae.web.site.vendored", lambda: runtime)
+    save(tiny_model(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)).eval(), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_a_site_is_written_whole_and_never_over_another(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    site = tmp_path / "a" / "site"
+    assert main(["web", str(model), "--export", str(site)]) == 0
+    facts = read_json(site / "model.json")
+    for name in ("index.html", "page.js", "vendor/ort.wasm", *facts["examples"], facts["graphs"][0]["file"]):
+        assert (site / name).is_file(), name
+    assert "1 checkpoint;" in capsys.readouterr().out
+    assert main(["web", str(model), "--export", str(site)]) == 2
+    assert "site exists and is not overwritten" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_drawn_on_leaves_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    save(tiny_model(mean=(0.4,) * 3, std=(0.2,) * 3, decoder="cross").eval(), tmp_path / "cross.safetensors")
+    for given, says in (("cross.safetensors", "--decoder self"), ("none", "none")):
+        assert main(["web", str(tmp_path / given), "--export", str(tmp_path / "site")]) == 2
+        assert says in capsys.readouterr().err
+    assert not list(tmp_path.glob("*site*"))
+    assert main(["web", str(model), "--port", "70000", "--no-open"]) == 2
+    assert "port 70000" in capsys.readouterr().err
