@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from mae import records
+from mae import fragments, records
 from mae.records import write_json, write_whole
 from mae.version import __version__
+
+_SHOWN = 40  # numbers, in a notebook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,20 @@ class Evaluation:
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]
     finished_at: str
+
+    def _repr_html_(self) -> str:
+        numbers = [(" / ".join(names), f"{value:.4g}") for names, value in _numbers(self.result)]
+        shares = {"chance": self.chance, "commonest class": self.majority}
+        told = [
+            ("model", self.model),
+            ("data", ", ".join(f"{name} {value}" for name, value in self.data.items())),
+            *numbers[:_SHOWN],
+            *([("more", f"{len(numbers) - _SHOWN} more numbers in `result`")] if len(numbers) > _SHOWN else []),
+            *((name, f"{share:.4g}") for name, share in shares.items() if share is not None),
+            *([] if self.verdict is None else [("verdict", self.verdict["text"])]),
+            ("time", f"{self.seconds:.1f} s"),
+        ]
+        return fragments.table(self.protocol, told)
 
 
 def write_record(path: Path, record: Evaluation) -> None:
