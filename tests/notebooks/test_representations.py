@@ -129,7 +129,15 @@ def test_an_evaluation_tells_numbers_baselines_and_verdict():
         hardware={}, versions={}, finished_at="",
     )  # fmt: skip
     text = told(record)
-    assert "cls / top1" in text and "0.5" in text and "11 more numbers" in text and "Better than raw pixels." in text
+    assert (
+        "cls / top1" in text
+        and "0.5" in text
+        and "11 numbers, in `result`" in text
+        and "51 numbers" in text
+        and "Better than raw pixels." in text
+    )
+    assert "<details><summary>" in record._repr_html_()
+    assert "<details open>" in replace(record, result={"top1": 0.5})._repr_html_()
     assert "chance" in text and "chance" not in told(replace(record, chance=None, majority=None, verdict=None))
 
 
