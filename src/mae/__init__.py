@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mae.version import __version__
 
 if TYPE_CHECKING:
+    from mae import plots as plots
     from mae.config import RunConfig as RunConfig
     from mae.core.kinds import register as register
     from mae.core.method import MethodConfig as MethodConfig
@@ -77,6 +78,7 @@ _WHERE = {
     "list_models": "mae.models.presets",
     "Callback": "mae.training.log",
     "datasets": "mae.data.datasets",
+    "plots": "mae.plots",
     "PretrainResult": "mae.pretraining.run",
     "load": "mae.pretraining.run",
     "pretrain": "mae.pretraining.run",
@@ -90,7 +92,7 @@ __all__ = ["__version__", *_WHERE]
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'mae' has no attribute {name!r}")
-    if name == "datasets":  # the one that is a module
+    if name in ("datasets", "plots"):  # modules
         return import_module(_WHERE[name])
     return getattr(import_module(_WHERE[name]), name)
 

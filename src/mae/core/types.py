@@ -20,6 +20,10 @@ Grid = tuple[int, ...]
 """Lengths of the token grid's axes, `(h, w)`; always carried, never recovered from a square root."""
 
 
+ROLES = ("visible", "predicted", "left out")
+"""What a token is to a mask: seen by the encoder, predicted by the decoder, or neither."""
+
+
 def take_tokens(values: Float[Tensor, "B N P"], tokens: Int64[Tensor, "B M"]) -> Float[Tensor, "B M P"]:
     """The values of the given tokens, by their numbers."""
     return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
@@ -70,12 +74,14 @@ class MaskPlan:
         predicted: tokens the decoder predicts, numbers in `[0, N)`.
         weight: how much each prediction counts in the loss; None counts each alike.
         hidden: True where a token is masked and the loss applies.
+        grid: of the tokens, to draw the plan; None of a plan whose strategy did not say.
     """
 
     visible: Int64[Tensor, "B V"]
     predicted: Int64[Tensor, "B M"]
     weight: Float[Tensor, "B M"] | None = None
     hidden: Bool[Tensor, "B N"]
+    grid: Grid | None = None
 
     def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
         """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""
@@ -100,7 +106,23 @@ class MaskPlan:
             predicted=change(self.predicted),
             weight=None if self.weight is None else change(self.weight),
             hidden=change(self.hidden),
+            grid=self.grid,
         )
+
+    def roles(self) -> list[list[str]]:
+        """What each token of each sample is: one of `ROLES`."""
+        batch, num_tokens = self.hidden.shape
+        seen, asked = (
+            torch.zeros(batch, num_tokens, dtype=torch.bool, device=self.hidden.device).scatter_(1, tokens, True)
+            for tokens in (self.visible, self.predicted)
+        )
+        role = torch.where(seen, 0, torch.where(asked, 1, 2))
+        return [[ROLES[number] for number in row] for row in role.tolist()]
+
+    def _repr_html_(self) -> str:
+        from mae.core.mask_picture import mask_html  # here: drawn in notebooks alone
+
+        return mask_html(self)
 
     def predict_all(self) -> "MaskPlan":
         """The same mask with every token predicted; only the hidden ones still count in the loss."""

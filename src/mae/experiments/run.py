@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mae import records
+from mae import fragments, records
 from mae.config import RunConfig
 from mae.credentials import concealed
 from mae.data.dataset import sampled
@@ -49,6 +49,8 @@ _FIXED = (
 )
 """Options that no two variants may differ in: those of the encoder, and how much it is trained."""
 
+_SHOWN = 60  # rows of a table, in a notebook
+
 _DECIDE_CROPS = ("batch_size", "epochs", "steps", "repeated_aug", "crop_scale", "color_jitter", "grayscale")
 """Options that decide which crops a variant gets in which step."""
 
@@ -68,6 +70,16 @@ class StudyOutcome:
     finished: bool
     report: Path | None
     result: StudyResult
+
+    def _repr_html_(self) -> str:
+        title = f"Study {self.result.name}: {len(self.result.runs)} of {self.result.planned} runs done"
+        facts = [("question", self.result.question), ("page", self.report or "none yet")]
+        if not self.result.runs:
+            return fragments.table(title, facts)
+        found = differences(self.result)
+        compared, verdict = comparison(self.result, found), answer(self.result, found)
+        told = fragments.table(title, [*facts, ("answer", verdict.text)])
+        return told + fragments.table(compared.title, compared.rows[:_SHOWN], header=compared.header)
 
 
 def study(name: str, source: str | Path, *, quiet: bool = False, **options: Any) -> StudyOutcome:

@@ -18,7 +18,7 @@ from mae.layers.score_pooling import ScorePooling
 from mae.layers.transformer import LAYER_NORM_EPS
 from mae.models.given_images import Images
 from mae.models.inference import undisturbed
-from mae.models.pretrained import PretrainedEncoder
+from mae.models.pretrained import PretrainedEncoder, told_classes
 from mae.models.trainable import build_trainable_encoder
 
 _HEAD_STD = 2e-5
@@ -103,6 +103,9 @@ class Classifier(PretrainedEncoder):
         """The probability of each class for each image, on the CPU; a row adds up to 1. See `predict`."""
         with undisturbed(self):
             return self(self.preprocess(images)).float().softmax(dim=1).cpu()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [*super()._facts(), ("classes", told_classes(self.num_classes, self.class_names))]
 
 
 class LinearProbe(Classifier):

@@ -16,7 +16,7 @@ from mae.layers.feature_pyramid import SimpleFeaturePyramid
 from mae.models.given_images import Images, given_images, scaled, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
-from mae.models.pretrained import PretrainedEncoder
+from mae.models.pretrained import PretrainedEncoder, told_classes
 from mae.models.trainable import trainable
 
 _MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
@@ -116,6 +116,10 @@ class Detector(PretrainedEncoder):
 
         parts = torchvision_detector(head, config, num_classes=len(class_names) + 1)
         self.transform, self.rpn, self.roi_heads = parts.transform, parts.rpn, parts.roi_heads
+
+    def _facts(self) -> list[tuple[str, str]]:
+        head = f"{'Mask' if self.described.masks else 'Faster'} R-CNN on images of {self.described.size} pixels"
+        return [*super()._facts(), ("head", head), ("classes", told_classes(len(self.class_names), self.class_names))]
 
     def answer(self, images: Float[Tensor, "1 C H W"]) -> tuple[Float[Tensor, "1 D"], Float[Tensor, "1 V"]]:
         """The mean of the patch tokens of a normalised image, and numbers that every other part of the model enters.

@@ -12,10 +12,14 @@ from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term,
 from mae.core.types import Encoded, MAEOutput, MaskPlan, MaskRequest, SourceNetwork
 from mae.errors import UsageError
 from mae.masks.given import plan_from_mask
-from mae.models.pretrained import PretrainedEncoder
+from mae.models.pretrained import PretrainedEncoder, described_component
 
 if TYPE_CHECKING:
     from mae.core.method import MethodConfig
+
+
+_METHOD = ("mask", "target", "loss", "term", "teacher")
+"""What a model shows of its method, beside the networks themselves."""
 
 
 class MaskedAutoencoder(PretrainedEncoder):
@@ -270,8 +274,18 @@ class MaskedAutoencoder(PretrainedEncoder):
             device = images.device if generator is None else generator.device
             keys = torch.randint(-(2**63), 2**63 - 1, (len(images),), generator=generator, device=device)
         scores = self.scores(images) if scores is None else scores
-        return self.masking.plan(
+        plan = self.masking.plan(
             MaskRequest(
                 layout=layout, keys=keys.to(images.device), ratio=ratio, x=images, scores=scores, progress=progress
             )
         )
+        return replace(plan, grid=layout.grid)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        parts = [("decoder", self.decoder), *([] if self._teacher is None else [("teacher's network", self._teacher)])]
+        sizes = [(name, f"{sum(weight.numel() for weight in part.parameters()):,} parameters") for name, part in parts]
+        config = self.config
+        if config is None:
+            return [*super()._facts(), *sizes]
+        described = [(slot, described_component(part)) for slot, part in config.components() if slot in _METHOD]
+        return [*super()._facts(), *sizes, *described]

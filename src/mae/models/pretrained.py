@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mae import fragments
+from mae.core.component import options_of
 from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.models.given_images import Images, crop_image, given_images, statistics_of
@@ -15,6 +17,8 @@ from mae.models.preprocess import preprocessing_of
 
 if TYPE_CHECKING:
     from mae.core.method import MethodConfig
+
+_NAMED = 10  # classes
 
 
 class PretrainedEncoder(nn.Module):
@@ -86,6 +90,39 @@ class PretrainedEncoder(nn.Module):
             only_trainable: leave out those that no gradient changes.
         """
         return sum(weight.numel() for weight in self.parameters() if weight.requires_grad or not only_trainable)
+
+    def _repr_html_(self) -> str:
+        return fragments.table(type(self).__name__, self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What the model is, as pairs of name and value."""
+        trained = self.num_parameters(only_trainable=True)
+        facts = [
+            ("parameters", f"{self.num_parameters():,}, of which {trained:,} are trained"),
+            ("encoder", f"{len(self.encoder.blocks)} blocks, width {self.encoder.embed_dim}"),
+        ]
+        if self.config is None:
+            return facts
+        layout = self.config.layout
+        channels = f"{layout.channels} channel{'' if layout.channels == 1 else 's'}"
+        sizes = f"{_times(layout.size)} pixels, {channels}; {_times(layout.grid)} patches of {_times(layout.patch)}"
+        return [*facts, ("input", sizes)]
+
+
+def described_component(component: Any) -> str:
+    """The kind of a component and its options, as one line."""
+    options = ", ".join(f"{name} {value}" for name, value in options_of(component).items() if value is not None)
+    return component.kind + (f" ({options})" if options else "")
+
+
+def told_classes(count: int, names: Sequence[str]) -> str:
+    """How many classes, and the first names of them."""
+    more = ", …" if len(names) > _NAMED else ""
+    return f"{count:,}" + (f": {', '.join(names[:_NAMED])}{more}" if names else "")
+
+
+def _times(lengths: Sequence[int]) -> str:
+    return "x".join(map(str, lengths))
 
 
 class MapBackbone(nn.Module):

@@ -18,7 +18,7 @@ from mae.layers.together import num_together
 from mae.models.given_images import Images, given_images, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
-from mae.models.pretrained import PretrainedEncoder
+from mae.models.pretrained import PretrainedEncoder, told_classes
 from mae.models.sliding import map_of_classes
 from mae.models.trainable import build_trainable_encoder
 
@@ -136,6 +136,10 @@ class Segmenter(PretrainedEncoder):
         final = len(self.encoder.blocks) - 1
         found = zip(numbers, features.layers, strict=True)
         return features, [last if number == final else inner for number, inner in found]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        head = f"{self.described.kind} on blocks {', '.join(map(str, self.described.layers))}"
+        return [*super()._facts(), ("head", head), ("classes", told_classes(self.num_classes, self.class_names))]
 
     def answer(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B K h w"]]:
         """The mean of the patch tokens of normalised images, and logits of a corner: what a model is known again by."""

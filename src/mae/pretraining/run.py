@@ -39,6 +39,7 @@ from mae.pretraining.watch.online_eval import make_monitor, steps_between_looks
 from mae.pretraining.watch.status import read_state
 from mae.recipes import recipe_config
 from mae.records import write_json
+from mae.report.html.live import NotebookConsole, open_console, run_html
 from mae.report.html.watch import write_watch_page
 from mae.report.terminal.console import ProgressDisplay, stage
 from mae.report.terminal.diagnosis import refuse, show_diagnosis
@@ -81,6 +82,9 @@ class PretrainResult:
         """The trained model."""
         return load_model(find_weights(self.folder))
 
+    def _repr_html_(self) -> str:
+        return run_html(read_state(self.folder, now=time.time()))
+
 
 def load(path: str | Path) -> PretrainedEncoder:
     """The model of a run folder (its newest checkpoint), a checkpoint folder or a file; of others' weights too.
@@ -120,7 +124,7 @@ def pretrain(
         source: the images, see `RunConfig.source`.
         recipe: where the defaults come from.
         resume: go on with the run in `out`; begin it where there is none yet and `source` says of what.
-        quiet: show nothing.
+        quiet: show nothing; else in a notebook the cell's output is kept up to date, as a terminal is.
         callbacks: get each row of the run's log, in the main process alone; see `mae.Callback`. An exception that one
             raises ends the run, and is raised here.
         options: fields of `RunConfig`, such as `model="mae_vit_small"` or `epochs=100`.
@@ -140,7 +144,8 @@ def pretrain(
     if recipe != "default":
         given["recipe"] = recipe
     config = recipe_config(recipe).override({**given, "recipe": recipe})
-    return run_pretraining(config, given=given, resume=resume, console=Console(quiet=quiet), callbacks=callbacks)
+    with open_console(quiet=quiet) as console:
+        return run_pretraining(config, given=given, resume=resume, console=console, callbacks=callbacks)
 
 
 def run_pretraining(
@@ -395,6 +400,8 @@ def _observers(
     yield ProgressDisplay(
         console, total_steps=prepared.total_steps, mean_baseline=_mean_baseline(prepared, baselines), **start
     )
+    if isinstance(console, NotebookConsole):
+        yield console.view.follow(lambda: read_state(prepared.folder.root, now=time.time()))
 
 
 def _mean_baseline(prepared: RunContext, baselines: TrivialBaselines) -> float | None:

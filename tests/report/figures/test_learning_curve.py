@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mae.errors import UsageError
-from mae.report.figures import curves
+from mae.report.figures import learning_curve
 from mae.report.figures.learning_curve import draw_learning_curve
 
 ROWS = [
@@ -19,13 +19,13 @@ ROWS = [
 def axes(monkeypatch):
     """The axes that were drawn, and still a file each."""
     found = []
-    original = curves.save_png
+    original = learning_curve.save_png
 
     def keep(figure: Figure, path):
         found.append(figure.axes[0])
         original(figure, path)
 
-    monkeypatch.setattr(curves, "save_png", keep)
+    monkeypatch.setattr(learning_curve, "save_png", keep)
     return found
 
 

@@ -129,9 +129,9 @@ def test_the_course_of_numbers_in_letters():
 def drawn(monkeypatch):
     """What the page has drawn of losses."""
     calls = []
-    original = watch.draw_lines
+    original = watch.lines_figure
     monkeypatch.setattr(
-        watch, "draw_lines", lambda given, **parts: (calls.append((given, parts)), original(given, **parts))
+        watch, "lines_figure", lambda given, **parts: (calls.append((given, parts)), original(given, **parts))[1]
     )
     return calls
 

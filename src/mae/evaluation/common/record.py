@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from mae import records
+from mae import fragments, records
 from mae.records import write_json, write_whole
 from mae.version import __version__
+
+_SHOWN, _FEW = 40, 12  # numbers in a notebook: at the most, and unfolded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,23 @@ class Evaluation:
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]
     finished_at: str
+
+    def _repr_html_(self) -> str:
+        numbers = [(" / ".join(names), f"{value:.4g}") for names, value in _numbers(self.result)]
+        left = len(numbers) - _SHOWN
+        more = [("more", f"{left} numbers, in `result`")] if left > 0 else []
+        shares = {"chance": self.chance, "commonest class": self.majority}
+        told = [
+            ("model", self.model),
+            ("data", ", ".join(f"{name} {value}" for name, value in self.data.items() if value is not None)),
+            *([] if self.verdict is None else [("verdict", self.verdict["text"])]),
+            *((name, f"{share:.4g}") for name, share in shares.items() if share is not None),
+            ("time", f"{self.seconds:.1f} s"),
+        ]
+        unfolded = " open" if len(numbers) <= _FEW else ""
+        listed = fragments.table("", [*numbers[:_SHOWN], *more])
+        details = f"<details{unfolded}><summary>{len(numbers)} numbers</summary>{listed}</details>"
+        return fragments.table(self.protocol, told) + details
 
 
 def write_record(path: Path, record: Evaluation) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from rich.console import Console
 from torch import Tensor
 
+from mae import fragments
 from mae.credentials import concealed
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
@@ -34,6 +35,7 @@ from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
 
 _TOP = 5
+_SHOWN, _BEST = 12, 3  # in a notebook: images, classes of each
 _ROWS, _SURE, _UNSURE = 12, 5, 2
 """Of the picture: classes, the surest images of each, and the least sure ones."""
 _HOW = "train one: mae evaluate linear_probe MODEL --data LABELLED, or mae evaluate finetune MODEL --data LABELLED"
@@ -65,6 +67,16 @@ class Predictions:
         best = self.probabilities.topk(min(count, len(self.class_names)), dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [[(self.class_names[number], value) for number, value in zip(*row, strict=True)] for row in rows]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, *(f"{named} {value:.1%}" for named, value in best))
+            for name, best in zip(self.names[:_SHOWN], self.top(_BEST)[:_SHOWN], strict=True)
+        ]
+        unread = f", {len(self.unreadable):,} unreadable" if self.unreadable else ""
+        first = f", the first {_SHOWN}" if len(self.names) > _SHOWN else ""
+        header = ("image", "most probable", *[f"{rank + 2}." for rank in range(min(_BEST, len(self.class_names)) - 1)])
+        return fragments.table(f"Predictions of {len(self.names):,} images{first}{unread}", rows, header=header)
 
 
 def predict(

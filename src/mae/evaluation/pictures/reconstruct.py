@@ -201,7 +201,7 @@ def animate(
                 draw_frame,
                 images=torch.cat([row.images for row in rows]),
                 views=join(views),
-                notes=_notes(pictures),
+                notes=notes_of(pictures),
                 mean=wanted.mean,
                 std=wanted.std,
                 rgb=rgb_channels(wanted.channels, rgb),
@@ -345,7 +345,7 @@ def _write_sheet(
     draw_rows(
         torch.cat([row.images for row in rows]),
         join(views),
-        notes=_notes(pictures),
+        notes=notes_of(pictures),
         leave_out=("full reconstruction",) if several else (),
         mean=wanted.mean,
         std=wanted.std,
@@ -356,7 +356,7 @@ def _write_sheet(
     return (target,)
 
 
-def _notes(pictures: Pictures) -> dict[str, list[list[str]]]:
+def notes_of(pictures: Pictures) -> dict[str, list[list[str]]]:
     """Lines under the pictures, by the name of their column."""
     return {
         "input": _file_names(pictures),

@@ -1,10 +1,12 @@
 """Shared by all figures: text measured in pixels, and files written completely or not at all."""
 
+import io
 import os
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from math import floor
 from pathlib import Path
 from textwrap import wrap
@@ -26,11 +28,25 @@ _MAX_CHARACTERS = 400  # measured; no place for a name holds more
 def new_figure(width: int, height: int) -> "Figure":
     """An empty white figure of this size in pixels; needs no display and none of matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: matplotlib takes long to import
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+    figure = _figure_class()(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+@cache
+def _figure_class() -> "type[Figure]":
+    """A figure that notebooks show; matplotlib's own is shown only where pyplot has set that up."""
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            with _without_glyph_warnings():
+                self.savefig(content, format="png", dpi=DPI, facecolor="white")
+            return content.getvalue()
+
+    return ShownFigure
 
 
 def fit_text(text: str, *, width: float, size: float, bold: bool = False) -> str:

@@ -55,7 +55,17 @@ class _Layout:
 
 
 def draw_confusion(matrix: Int64[Tensor, "K K"], *, class_names: Sequence[str], title: str, path: Path) -> None:
-    """Write a PNG of how often each true class (rows) was predicted as each class (columns).
+    """Write `confusion_figure` as a PNG; its folder is created, an older file is replaced at once.
+
+    Raises:
+        UsageError: see `confusion_figure`.
+        MAEError: the file cannot be written.
+    """
+    save_png(confusion_figure(matrix, class_names=class_names, title=title), path)
+
+
+def confusion_figure(matrix: Int64[Tensor, "K K"], *, class_names: Sequence[str], title: str) -> "Figure":
+    """How often each true class (rows) was predicted as each class (columns).
 
     The colour is the square root of the share of the row, so that rare confusions are visible. Counts are printed for
     up to 20 classes, names for up to 60; for more classes the 15 most common confusions are listed. Above 1000 classes
@@ -65,11 +75,9 @@ def draw_confusion(matrix: Int64[Tensor, "K K"], *, class_names: Sequence[str], 
         matrix: counts, `>= 0`, at least one positive.
         class_names: in the order of the matrix; long ones lose their middle.
         title: printed above.
-        path: the PNG; its folder is created, an older file is replaced at once.
 
     Raises:
         UsageError: no sample, a negative count, or a wrong number of class names.
-        MAEError: the file cannot be written.
     """
     matrix, num_classes = matrix.cpu(), len(matrix)
     if len(class_names) != num_classes:
@@ -101,7 +109,7 @@ def draw_confusion(matrix: Int64[Tensor, "K K"], *, class_names: Sequence[str], 
         _print_counts(figure, layout, matrix)
     if not named:
         _list_confusions(figure, layout, matrix, class_names)
-    save_png(figure, path)
+    return figure
 
 
 def _cell_side(matrix: Int64[Tensor, "K K"]) -> int:

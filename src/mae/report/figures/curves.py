@@ -11,6 +11,7 @@ from mae.report.figures.canvas import FAINT, INK, fit_text, new_figure, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 1000, 560  # pixels
 LINE_COLOURS = ("#b5367a", "#2166ac", "#c8701a", "#2a7f52", "#6a4c93", "#7a5230")  # distinguishable by the colour-blind
@@ -92,21 +93,46 @@ def draw_lines(
     from_zero: bool = True,
     log_ticks: Sequence[float] = (),
 ) -> None:
-    """Write a PNG of curves, labelled at their ends, and of horizontal lines at the levels.
+    """Write `lines_figure` as a PNG; its folder is made, an older file is replaced at once.
+
+    Raises:
+        MAEError: the file cannot be written.
+    """
+    figure = lines_figure(
+        lines,
+        levels=levels,
+        names=names,
+        show=show,
+        title=title,
+        reference=reference,
+        from_zero=from_zero,
+        log_ticks=log_ticks,
+    )
+    save_png(figure, path)
+
+
+def lines_figure(
+    lines: Sequence[Line],
+    *,
+    levels: Mapping[str, float],
+    names: tuple[str, str],
+    show: Callable[[float], str],
+    title: str,
+    reference: Line | None = None,
+    from_zero: bool = True,
+    log_ticks: Sequence[float] = (),
+) -> "Figure":
+    """Curves, labelled at their ends, and horizontal lines at the levels.
 
     Args:
         lines: at least one, each with a finite value.
         levels: by name, in the unit of the lines.
         names: of the two axes.
         show: a value as it is printed beside a label.
-        path: the PNG; its folder is made, an older file is replaced at once.
         title: printed above.
         reference: drawn thin and grey under the lines, its label above the axes.
         from_zero: whether the upright axis begins at 0; else a little below the lowest value.
         log_ticks: rising numbers above 0 that are marked on a logarithmic axis across; none: the axis is linear.
-
-    Raises:
-        MAEError: the file cannot be written.
     """
     figure = new_figure(_WIDTH, _HEIGHT)
     heading = fit_text(title, width=0.8 * _WIDTH, size=_TITLE_SIZE, bold=True)
@@ -136,7 +162,7 @@ def draw_lines(
     labels = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
     labels += [("reference", reference.last, FAINT)] if reference is not None else []
     label_ends(axes, [*labels, *((name, level, FAINT) for name, level in levels.items())], show)
-    save_png(figure, path)
+    return figure
 
 
 def _spread_by_log(axes: "Axes", ticks: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from mae.modalities.images.pictures import Reconstruction, Score, score
 from mae.report.figures.canvas import readable
-from mae.report.figures.sheet import ColourBar, Column, write_sheet
+from mae.report.figures.sheet import ColourBar, Column, sheet_figure, write_sheet
 from mae.report.figures.tones import HIDDEN_COLOUR, Tones, choose_tones, colour_table, error_scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NORM_PIX = (
     "The model predicts patches normalised by their own mean and std (norm-pix). To draw them, those of masked "
@@ -85,7 +89,33 @@ def draw_rows(
     Raises:
         MAEError: the file cannot be written.
     """
-    tones = choose_tones(images, mean, std, rgb)
+    columns, caption = _rows(images, views, notes, leave_out, choose_tones(images, mean, std, rgb))
+    write_sheet(columns, title=title, caption=caption, path=path)
+
+
+def rows_figure(
+    images: Float[Tensor, "B C H W"],
+    views: Reconstruction,
+    *,
+    notes: Mapping[str, Sequence[Sequence[str]]],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    rgb: tuple[int, ...] | None = None,
+    title: str,
+) -> "Figure":
+    """What `draw_rows` writes, as a figure."""
+    columns, caption = _rows(images, views, notes, (), choose_tones(images, mean, std, rgb))
+    return sheet_figure(columns, title=title, caption=caption)
+
+
+def _rows(
+    images: Float[Tensor, "B C H W"],
+    views: Reconstruction,
+    notes: Mapping[str, Sequence[Sequence[str]]],
+    leave_out: Sequence[str],
+    tones: Tones,
+) -> tuple[list[Column], list[str]]:
+    """Columns with notes, and the caption below them."""
     columns = [
         replace(column, notes=notes.get(column.name, ()))
         for column in _columns(images, views, tones)
@@ -98,7 +128,7 @@ def draw_rows(
         *([_LEAKS] if any(column.name == _LEAKY for column in columns) else []),
         *tones.notes,
     ]
-    write_sheet(columns, title=title, caption=caption, path=path)
+    return columns, caption
 
 
 def draw_inpainting(

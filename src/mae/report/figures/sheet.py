@@ -20,7 +20,7 @@ NOTE_SIZE = _TEXT_SIZE
 _MARGIN, _GAP, _ROW_GAP, _BAR = 24, 12, 8, 10  # pixels
 _MIN_PITCH = 150  # pixels
 SIDES = (208, 384)
-"""Of pictures, see `write_sheet`."""
+"""Of pictures, see `sheet_figure`."""
 _KEY = 140  # pixels, of an entry of the legend
 
 
@@ -81,13 +81,26 @@ def write_sheet(
     sides: tuple[int, int] = SIDES,
     legend: Mapping[str, Float[Tensor, "3"]] | None = None,
 ) -> None:
-    """Write the columns as one PNG, the title above and the caption's paragraphs below, the first one larger.
-
-    Pictures are enlarged by an integer factor to about the first of the two sides in pixels; those over the second
-    are averaged down to it. A legend of colours by name comes under the pictures.
+    """Write `sheet_figure` as a PNG.
 
     Raises:
         MAEError: the file cannot be written.
+    """
+    save_png(sheet_figure(columns, title=title, caption=caption, sides=sides, legend=legend), path)
+
+
+def sheet_figure(
+    columns: Sequence[Column],
+    *,
+    title: str,
+    caption: Sequence[str],
+    sides: tuple[int, int] = SIDES,
+    legend: Mapping[str, Float[Tensor, "3"]] | None = None,
+) -> "Figure":
+    """The columns on one page, the title above and the caption's paragraphs below, the first one larger.
+
+    Pictures are enlarged by an integer factor to about the first of the two sides in pixels; those over the second
+    are averaged down to it. A legend of colours by name comes under the pictures.
     """
     cells = [_fit(column.pictures, sides) for column in columns]
     cell = (cells[0].shape[1], cells[0].shape[2])
@@ -133,7 +146,7 @@ def write_sheet(
     write_lines(figure, (_MARGIN, details), below, _TEXT_SIZE, colour=FAINT)
     for number, (column, lines) in enumerate(zip(columns, captions, strict=True)):
         _label_column(figure, layout, _MARGIN + number * pitch, column, lines)
-    save_png(figure, path)
+    return figure
 
 
 def _legend_places(count: int, *, width: int, top: int) -> list[tuple[int, int]]:

@@ -6,20 +6,24 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mae.errors import UsageError
 from mae.meanings import meaning_of
-from mae.report.figures.canvas import readable
-from mae.report.figures.curves import Line, draw_lines
-from mae.report.figures.learning_curve import draw_learning_curve
+from mae.report.figures.canvas import readable, save_png
+from mae.report.figures.curves import Line, lines_figure
+from mae.report.figures.learning_curve import learning_figure
 from mae.report.html.page import Section, write_page
 from mae.report.terminal.console import against, duration
 from mae.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BAR, _SPARKLINE = 40, 40  # characters
 _NUM_WARNINGS = 3  # in the terminal; the page has them all
@@ -290,23 +294,34 @@ def _loss(state: RunState, folder: Path) -> list[Section]:
     """The reconstruction term and the held-out loss, with baselines and reference."""
     if state.loss is None:
         return []
-    path, lines = folder / "loss.png", [state.loss]
+    path = folder / "loss.png"
+    save_png(loss_figure(state), path)
+    dashed = "Dashed: trivial predictors." if state.baselines else ""
+    return [Section(title="Loss", text=f"{dashed}\n\n{state.reference_note}", pictures=[path])]
+
+
+def loss_figure(state: RunState) -> "Figure":
+    """The loss and the held-out loss over samples, with baselines and reference.
+
+    Raises:
+        UsageError: there is no loss yet.
+    """
+    if state.loss is None:
+        raise UsageError(f"{state.folder} has logged no loss yet; wait for the first row of its metrics.jsonl")
+    lines = [state.loss]
     for name in _HELD_OUT:
         measured = [(look.samples, look.numbers[name]) for look in state.looks if name in look.numbers]
         if any(isfinite(value) for _, value in measured):
             places, values = zip(*measured, strict=True)
             lines.append(Line(label=_words(name), x=places, y=values))
-    draw_lines(
+    return lines_figure(
         lines,
         levels=state.baselines,
         names=("samples seen", state.loss_name),
         show=readable,
-        path=path,
         title=f"{_name(state)}: loss",
         reference=state.reference,
     )
-    dashed = "Dashed: trivial predictors." if state.baselines else ""
-    return [Section(title="Loss", text=f"{dashed}\n\n{state.reference_note}", pictures=[path])]
 
 
 def _features(state: RunState, folder: Path) -> list[Section]:
@@ -327,12 +342,26 @@ def _features(state: RunState, folder: Path) -> list[Section]:
     drawn = []
     if any(isfinite(value) for name in _ACCURACIES for value in series.get(name, [])):
         drawn = [folder / "accuracy.png"]
-        measured: list[dict[str, Any]] = [{"samples": look.samples, **look.numbers} for look in state.looks]
-        levels = {name: series[name][-1] for name in _CHANCE if name in series}
-        title = f"{_name(state)}: features on labelled data"
-        draw_learning_curve(measured, series=_ACCURACIES, levels=levels, x="samples", title=title, path=drawn[0])
+        save_png(accuracy_figure(state), drawn[0])
     header = ("number", "first", f"step {state.looks[-1].step:,}", "curve", "what is normal")
     return [Section(title="Online evaluation", header=header, rows=rows, pictures=drawn)]
+
+
+def accuracy_figure(state: RunState) -> "Figure":
+    """Accuracies of the online evaluations over samples, with what needs no training.
+
+    Raises:
+        UsageError: none was measured.
+    """
+    series = _series(state)
+    if not any(name in series for name in _ACCURACIES):
+        raise UsageError(
+            f"{state.folder} has measured no accuracy; train with labelled images to look at: monitor=LABELLED"
+        )
+    measured: list[dict[str, Any]] = [{"samples": look.samples, **look.numbers} for look in state.looks]
+    levels = {name: series[name][-1] for name in _CHANCE if name in series}
+    title = f"{_name(state)}: features on labelled data"
+    return learning_figure(measured, series=_ACCURACIES, levels=levels, x="samples", title=title)
 
 
 def _next(state: RunState) -> list[Section]:
