@@ -127,7 +127,7 @@ def plan_finetuning(evaluator: Evaluator, protocol: Finetune | DenseFinetuning) 
         UsageError: a request that the fine-tuning itself would refuse, or not even the fewest images fit.
         MAEError: labels that cannot be read, or too little memory for the fewest images.
     """
-    task: Any = evaluator.task_of(protocol)
+    task: Any = evaluator.task_of(protocol)  # of the kind that the protocol is for
     begun = protocol.prepared(task)  # refuses what cannot be trained, before any time is spent on it
     tasks: dict[str, Any] = {THIS_MODEL: task}
     images, seeds = task.images("train").readable, 1
