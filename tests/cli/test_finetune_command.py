@@ -4,7 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_masks import drawn_masks
+from drawn_objects import drawn_objects
+from tiny_task import small_model
 
+import mae
 from mae.cli import finetune, main
 from mae.cli.evaluate import Request
 from mae.evaluation.protocols import PROTOCOLS
@@ -57,3 +61,15 @@ def test_models_of_other_libraries_are_brought_in_once(tmp_path: Path, monkeypat
     assert found.data == "hf:a/set" and Path(found.model).is_file()
     assert isinstance(other, FinetuneSegmentation)
     assert other.beside[0] == "scratch" and other.beside[2] == found.model and other.beside[3] == "runs/x"
+
+
+@pytest.mark.parametrize(("drawn", "kind"), [(drawn_masks, "segmentation"), (drawn_objects, "detection")])
+def test_folders_of_other_labels_are_no_classes(
+    drawn: Any, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    drawn(tmp_path / "data")
+    mae.save(small_model(in_chans=3, mean=(0.3,) * 3, std=(0.2,) * 3), tmp_path / "m.safetensors")
+    words = ["classes", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "data"), "--device", "cpu"]
+    assert code_of("finetune", *words, "--epochs", "1") == 2
+    told = capsys.readouterr().err
+    assert "no classes but labels of another kind" in told and f"mae finetune {kind}" in told

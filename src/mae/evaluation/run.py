@@ -43,6 +43,8 @@ from mae.training.device import explained_memory_failure
 from mae.training.distributed import World, joined_world
 
 _LESS_MEMORY = "fine-tuning computes a batch in micro-batches with --accumulate 2; all else also runs with --device cpu"
+_LAYOUTS = {frozenset({"images", "masks"}): "segmentation", frozenset({"train2017", "val2017"}): "detection"}
+"""What folders are for whose names would be taken for classes."""
 _Task = TypeVar("_Task", LabelledTask, SegmentationTask, DetectionTask, UnlabelledTask)
 _TwoParts = TypeVar("_TwoParts", LabelledTask, SegmentationTask, DetectionTask)
 
@@ -187,6 +189,11 @@ class Evaluator:
         if self._labelled is None:
             with self.world.main_first():
                 data = open_labelled(self._spec, data_root=self._data_root, test=self._test)
+            if (kind := _LAYOUTS.get(frozenset(data.class_names))) is not None:
+                raise UsageError(
+                    f"{self._spec} holds {' and '.join(data.class_names)}, which are no classes but labels of another "
+                    f"kind; expected a folder for each class, or use 'mae finetune {kind}'"
+                )
             task = self._apart(LabelledTask, data)
             self._print(task.data.note)
             self._print(warning(count_near_copies(task)), style="yellow")
