@@ -134,8 +134,8 @@ def masks(plan: MaskPlan, *, grid: Grid | None = None) -> "Figure":
         picture = torch.stack([legend[role] for role in roles]).unflatten(0, (-1, grid[-1]))
         caption = f"{roles.count('visible')} of {num_tokens} visible"
         columns.append(Column(name=f"sample {number}", caption=caption, pictures=picture.unsqueeze(0)))
-    caption = [f"The encoder sees visible patches alone; {float(plan.hidden.float().mean()):.0%} are masked."]
-    return sheet_figure(columns, title="Masks", caption=caption, legend=legend)
+    told = [f"The encoder sees visible patches alone; {float(plan.hidden.float().mean()):.0%} are masked."]
+    return sheet_figure(columns, title="Masks", caption=told, legend=legend)
 
 
 def patch_colours(model: PretrainedEncoder | str | Path, images: Images) -> "Figure":
