@@ -15,7 +15,7 @@ _LONGEST = 600  # characters of a text
 _MOST_CELLS = 20_000  # of a grid that is drawn
 _MOST_POINTS = 200  # of a curve
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35);padding:2px 12px 2px 0;text-align:left;vertical-align:top"
-_QUIET = "font-weight:normal;white-space:nowrap;opacity:.75"
+_QUIET = "font-weight:normal;opacity:.75;min-width:8em;overflow-wrap:anywhere"
 _HEIGHT, _WIDTH = 120, 480  # pixels, of a curve
 _LETTERS = 13  # pixels, of a line of text
 _CURVE, _LEVEL = "#d0568f", "#8a8a8a"
@@ -34,9 +34,7 @@ def table(title: str, rows: Sequence[Sequence[object]], *, header: Sequence[str]
     lines = [f"<thead><tr>{names}</tr></thead>"] if header else []
     for name, *values in rows:
         cells = "".join(f'<td style="{_LINE}">{text(value)}</td>' for value in values)
-        lines.append(
-            f'<tr><th scope="row" style="{_LINE};font-weight:normal;opacity:.75">{text(name)}</th>{cells}</tr>'
-        )
+        lines.append(f'<tr><th scope="row" style="{_LINE};{_QUIET}">{text(name)}</th>{cells}</tr>')
     heading = f'<caption style="text-align:left;font-weight:bold;white-space:nowrap">{text(title)}</caption>'
     return f'<table style="border-collapse:collapse;margin:4px 0">{heading}{"".join(lines)}</table>'
 

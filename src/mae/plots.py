@@ -132,10 +132,10 @@ def masks(plan: MaskPlan, *, grid: Grid | None = None) -> "Figure":
     columns = []
     for number, roles in enumerate(plan.take(slice(0, _MOST_MASKS)).roles(), 1):
         picture = torch.stack([legend[role] for role in roles]).unflatten(0, (-1, grid[-1]))
-        seen = f"{roles.count('visible')} of {num_tokens} visible"
-        columns.append(Column(name=f"sample {number}", caption=seen, pictures=picture.unsqueeze(0)))
-    caption = [f"The encoder sees visible patches alone; {float(plan.hidden.float().mean()):.0%} are masked."]
-    return sheet_figure(columns, title="Masks", caption=caption, legend=legend)
+        caption = f"{roles.count('visible')} of {num_tokens} visible"
+        columns.append(Column(name=f"sample {number}", caption=caption, pictures=picture.unsqueeze(0)))
+    told = [f"The encoder sees visible patches alone; {float(plan.hidden.float().mean()):.0%} are masked."]
+    return sheet_figure(columns, title="Masks", caption=told, legend=legend)
 
 
 def patch_colours(model: PretrainedEncoder | str | Path, images: Images) -> "Figure":

@@ -1,5 +1,6 @@
 """The notebooks run from their first cell to their last, and are kept without what they showed."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -29,6 +30,8 @@ def test_a_notebook_is_kept_without_outputs(path: Path):
 def test_a_notebook_tells_what_to_look_at(path: Path):
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     assert text.count("**Look at**") >= 3
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert links and not [link for link in links if not (path.parent / link).exists()]
 
 
 @pytest.mark.slow
