@@ -85,7 +85,7 @@ def measure_guesses(
 def fill_smoothly(images: Float[Tensor, "B C H W"], hidden: Bool[Tensor, "B H W"]) -> Float[Tensor, "B C H W"]:
     """The images with masked pixels filled by a smooth surface through the visible ones: pull-push.
 
-    Gortler et al. 1996 (The Lumigraph, section 3.4): ever coarser images hold the means of what is known, and from the
+    Gortler et al. 1996 (The Lumigraph): ever coarser images hold the means of what is known, and from the
     coarsest down each fills the gaps of the next finer one. No masked pixel is read, and NaN counts as masked; what no
     pixel of an image tells is 0.
     """
