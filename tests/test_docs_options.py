@@ -65,6 +65,8 @@ def parts(command: str) -> list[str]:
 
 def known(words: list[str]) -> set[str]:
     """The options of a command, of the kinds that it chooses too."""
+    if words[:2] == ["plan", "finetune"]:  # takes the words of mae finetune
+        return set(OPTION.findall(helped(*words[:3])))
     called = words[:2] if len(words) > 1 and words[1] in parts(words[0]) else words[:1]
     chosen = [
         word for name, value in pairwise(words) if name in BRINGING and "/" not in value for word in (name, value)

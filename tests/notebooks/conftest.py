@@ -1,6 +1,5 @@
 """One small run for all, trained as in a notebook."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +46,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[mae.PretrainResult, Cell]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[mae.PretrainResult, Cell]:
     """A run, and what its cell showed."""
     shown = Cell()
     with light_runs(), pytest.MonkeyPatch.context() as patch:
@@ -65,4 +64,4 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[mae.Pret
             monitor="builtin:digits",
             out=tmp_path_factory.mktemp("run") / "r & <b>",
         )
-        yield run, shown
+    return run, shown  # behind the patches, which would hold for the tests of other folders too

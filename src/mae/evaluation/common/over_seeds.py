@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import ttest_1samp
 
 _CONFIDENCE = 0.95
 
@@ -36,6 +35,8 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
     """The mean of some values and Student's interval of it."""
     low = high = None
     if len(values) > 1:
+        from scipy.stats import ttest_1samp  # here: slow to import
+
         with warnings.catch_warnings():  # of values that are nearly equal
             warnings.simplefilter("ignore", RuntimeWarning)
             interval = ttest_1samp(values, 0.0).confidence_interval(_CONFIDENCE)
