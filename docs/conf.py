@@ -40,7 +40,7 @@ html_last_updated_fmt = None
 
 nitpick_ignore_regex = [
     # Types of other projects: where they are described would have to be fetched from the network.
-    ("py:.*", r"(collections|jaxtyping|numpy|pathlib|PIL|torch)\..*|Tensor"),
+    ("py:.*", r"(collections|jaxtyping|matplotlib|numpy|pathlib|PIL|torch)\..*|Figure|Tensor"),
     # What public functions take or return without being a public name itself.
     ("py:.*", r"mae\.(config|data|evaluation|experiments|models)\..*|UnreadableImage"),
     # Types of attributes that Sphinx takes apart at the wrong place.
