@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile -rs
 
 VENDOR := src/mae/web/vendor
 RUNTIME := $(VENDOR)/ort.wasm.bundle.min.mjs $(VENDOR)/ort-wasm-simd-threaded.wasm
