@@ -12,8 +12,8 @@ const canvases = Object.fromEntries(["input", "masked", "reconstruction", "error
 const state = {
   model: null, // what model.json says
   texts: {},
-  session: null,
-  sessions: new Map(), // by file, so that a step seen once is there at once
+  graph: null,
+  opened: new Map(), // by file, so that a step seen once is there at once
   pixels: null, // Float32Array [C, H, W] in [0, 1]
   hidden: null, // Uint8Array [N]
   cell: 0, // where the keyboard is
@@ -188,9 +188,9 @@ function drawFound() {
 
 async function open(at) {
   const { file } = state.model.graphs[at];
-  if (!state.sessions.has(file)) state.sessions.set(file, ort.InferenceSession.create(`./${file}`));
-  const opened = await state.sessions.get(file);
-  if (element("step").value === at) state.session = opened; // else another was chosen meanwhile
+  if (!state.opened.has(file)) state.opened.set(file, ort.InferenceSession.create(`./${file}`));
+  const opened = await state.opened.get(file);
+  if (element("step").value === at) state.graph = opened; // else another was chosen meanwhile
 }
 
 async function change() {
@@ -215,7 +215,7 @@ async function answer() {
   const { size: [height, width], channels } = state.model;
   const [pixels, hidden] = [state.pixels.slice(), state.hidden.slice()];
   const began = performance.now();
-  const said = await state.session.run({
+  const said = await state.graph.run({
     image: new ort.Tensor("float32", pixels, [1, channels, height, width]),
     hidden: new ort.Tensor("bool", hidden, [1, hidden.length]),
   });
