@@ -17,9 +17,9 @@ from mae.training.log import loss_rows, read_rows
 
 
 @pytest.fixture(autouse=True)
-def _without_pyplot():
-    yield
-    assert "matplotlib.pyplot" not in sys.modules
+def _without_pyplot(monkeypatch: pytest.MonkeyPatch):
+    """Asking for pyplot fails, whether or not something else has loaded it before."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
 
 
 def pixels(figure: Figure) -> np.ndarray:
