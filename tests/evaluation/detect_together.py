@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[int, int]] = {"one": (1, 1), "in_parts": (1, 2), "two": (2
 def train(data: Path, place: Path, *, accumulate: int) -> None:
     """Trains, and leaves what this process has in the end and was given on the way."""
     rank, given = os.environ.get("RANK", "0"), []
-    seeded, trained = annotated_images.seeded_forward, DetectorTraining._trained
+    seeded, trained = annotated_images.seeded_forward, DetectorTraining.trained
 
     def noted(keys: torch.Tensor, world: Any) -> torch.Tensor:
         given.append(keys.tolist())
@@ -43,7 +43,7 @@ def train(data: Path, place: Path, *, accumulate: int) -> None:
         save_file(detector.state_dict(), place / f"{rank}.safetensors")
         return training, detector
 
-    annotated_images.seeded_forward, DetectorTraining._trained = noted, kept  # type: ignore[method-assign]
+    annotated_images.seeded_forward, DetectorTraining.trained = noted, kept  # type: ignore[method-assign]
     model = small_model(depth=2, in_chans=3, mean=(0.3,) * 3, std=(0.2,) * 3)
     mae.evaluate("finetune_detection", model, data=data, out=place / "out", accumulate=accumulate, **OPTIONS)
     (place / f"{rank}.json").write_text(json.dumps(given))

@@ -29,22 +29,25 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Every token attends to every token."""
+        return self.join(attend(*self.split(x)))
+
+    def split(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the tokens, each `[B, heads, L, D / heads]`."""
         batch, length, dim = x.shape
-        query, key, value = (  # each [B, heads, L, D / heads]
+        query, key, value = (
             part.reshape(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)  # split before the heads: gradients then join in one copy
         )
-        mixed = attend(query, key, value)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return query, key, value
+
+    def join(self, mixed: Float[Tensor, "B heads L d"]) -> Float[Tensor, "B L D"]:
+        """The tokens that leave, of the values that each head mixed for them."""
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, x: Float[Tensor, "B L D"], *, queries: int) -> Float[Tensor, "B heads Q L"]:
         """How much each of the first `queries` tokens attends to every token, float32; a row adds up to 1."""
-        batch, length, dim = x.shape
-        query, key, _ = (
-            part.reshape(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
-        )
-        scores = query[:, :, :queries].float() @ key.float().mT * (dim // self.num_heads) ** -0.5
+        query, key, _ = self.split(x)
+        scores = query[:, :, :queries].float() @ key.float().mT * query.shape[-1] ** -0.5
         return scores.softmax(dim=-1)
 
 

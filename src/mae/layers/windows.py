@@ -49,13 +49,9 @@ class MapAttention(Attention):
         zeros is still a key, and its value the bias.
         """
         parts = partition(x, self.window) if self.window else x
-        batch, *grid, dim = parts.shape
-        query, key, value = (  # each [B, heads, L, D / heads]
-            part.reshape(batch, -1, self.num_heads, dim // self.num_heads).transpose(1, 2)
-            for part in self.qkv(parts).chunk(3, dim=-1)
-        )
-        bias = None if self.rel_pos is None else self.rel_pos(query, (grid[0], grid[1]))
-        mixed = self.proj(attend(query, key, value, bias).transpose(1, 2).reshape(parts.shape))
+        query, key, value = self.split(parts.flatten(1, 2))
+        bias = None if self.rel_pos is None else self.rel_pos(query, (parts.shape[1], parts.shape[2]))
+        mixed = self.join(attend(query, key, value, bias)).reshape(parts.shape)
         return join_windows(mixed, (x.shape[1], x.shape[2])) if self.window else mixed
 
 

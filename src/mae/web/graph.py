@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from mae.core.contracts import Batch
 from mae.encoders.vit import MAEEncoder
 from mae.errors import UsageError
+from mae.interop.exports.graphs import write_onnx
 from mae.layers.mask_decoder import MAEDecoder
 from mae.layers.transformer import Block
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import BANDWIDTH
-
-_OPSET = 20
 
 
 class MaskedGraph(nn.Module):
@@ -135,33 +134,16 @@ def write_graph(model: MaskedAutoencoder, path: Path) -> None:
         "image": torch.rand(1, layout.channels, *layout.size),
         "hidden": torch.arange(layout.num_tokens).unsqueeze(0) % 4 != 0,
     }
-    with torch.no_grad():
-        names = list(graph(**example))
-        program = torch.onnx.export(
-            graph,
-            kwargs=example,
-            dynamo=True,
-            opset_version=_OPSET,
-            input_names=list(example),
-            output_names=names,
-            verbose=False,
-        )
-    assert program is not None
-    program.save(str(path), external_data=False)
+    write_onnx(graph, example, path, {}, shapes=dict.fromkeys(example))
 
 
 def _through(
     block: Block, x: Float[Tensor, "1 L D"], bias: Float[Tensor, "1 1 1 L"]
 ) -> tuple[Float[Tensor, "1 L D"], Float[Tensor, "1 heads L L"]]:
     """What leaves a block in which some keys are not attended to, and who attends to whom."""
-    attention = block.attn
-    batch, length, dim = x.shape
-    query, key, value = (
-        part.reshape(batch, length, attention.num_heads, dim // attention.num_heads).transpose(1, 2)
-        for part in attention.qkv(block.norm1(x)).chunk(3, dim=-1)
-    )
+    query, key, value = block.attn.split(block.norm1(x))
     weights = (query @ key.mT * query.shape[-1] ** -0.5 + bias).softmax(dim=-1)
-    x = x + attention.proj((weights @ value).transpose(1, 2).reshape(batch, length, dim))
+    x = x + block.attn.join(weights @ value)
     return x + block.mlp(block.norm2(x)), weights
 
 

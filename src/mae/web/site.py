@@ -58,7 +58,8 @@ def write_site(model: Path, out: Path) -> Site:
     """
     runtime = vendored()
     weights = _weights(model)
-    newest = load_model(weights[max(weights)])
+    last = max(weights)
+    newest = load_model(weights[last])
     check_drawable(newest)
     _check_exporter()
     (out / "models").mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def write_site(model: Path, out: Path) -> Site:
     graphs = []
     for step, path in _fitting(weights, newest):
         name = f"models/step-{step:08d}.onnx" if step >= 0 else "models/model.onnx"
-        write_graph(load_model(path), out / name)
+        write_graph(newest if step == last else load_model(path), out / name)
         graphs.append({"file": name, "step": max(step, 0)})
     write_json(out / "model.json", _facts(newest, graphs))
     return Site(folder=out, checkpoints=len(graphs))

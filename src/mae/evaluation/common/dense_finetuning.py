@@ -13,7 +13,7 @@ from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol
 from mae.options import shown
 
 if TYPE_CHECKING:
-    from mae.evaluation.common.supervised import PreparedTraining, SupervisedPlan
+    from mae.evaluation.common.supervised import PreparedTraining, SupervisedPlan, SupervisedTraining
     from mae.evaluation.common.task import DetectionTask, SegmentationTask
     from mae.evaluation.extractors.extractor import Extractor
 
@@ -109,6 +109,16 @@ class DenseFinetuning(EvaluationProtocol):
             UsageError: labels or a batch that cannot be trained on.
             MAEError: labels for an image of another size.
         """
+
+    def trained(self, task: Any, *, scratch: bool, file: str) -> "tuple[SupervisedTraining, Any]":
+        """A training, and the model that was trained, which stands in this file of the training's folder."""
+        from mae.evaluation.common.finetuning import save
+
+        prepared = self.prepared(task, scratch=scratch)
+        training = prepared.train()
+        model: Any = prepared.module
+        task.world.from_main(lambda: save(training.folder / file, model, task, from_scratch=scratch))
+        return training, model
 
     def told(self, images: int, seconds: float) -> str:
         """How long, and on how much, the training went; for the note under the table."""

@@ -79,7 +79,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         found: dict[str, list[FoundObjects]] = {}
         scores: dict[str, list[float]] = {}
         for who, seeded in each_seed(task, self.beside, self.seeds):
-            training, detector = self._trained(seeded, scratch=who == SCRATCH)
+            training, detector = self.trained(seeded, scratch=who == SCRATCH, file=DETECTOR_FILE)
             scores.setdefault(who, []).append(training.curve[-1]["ap"])
             if who not in first:  # the first seed stands for its weights where objects are shown
                 first[who], found[who] = training, find_objects(seeded, detector)
@@ -131,18 +131,6 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
     def _check_outlines(self, task: "DetectionTask") -> None:
         if self.masks and not task.data.train.has_masks:
             raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
-
-    def _trained(self, task: "DetectionTask", *, scratch: bool) -> "tuple[SupervisedTraining, Detector]":
-        """A training, and what was trained."""
-        from mae.evaluation.common import finetuning
-        from mae.models.detector import Detector
-
-        prepared = self.prepared(task, scratch=scratch)
-        training, detector = prepared.train(), prepared.module
-        assert isinstance(detector, Detector)
-        file = training.folder / finetuning.DETECTOR_FILE
-        task.world.from_main(lambda: finetuning.save(file, detector, task, from_scratch=scratch))
-        return training, detector
 
     def prepared(self, task: "DetectionTask", *, scratch: bool = False) -> "PreparedTraining":
         """See `DenseFinetuning`."""

@@ -70,7 +70,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         first: dict[str, SupervisedTraining] = {}
         scores: dict[str, list[float]] = {}
         for who, seeded in each_seed(task, self.beside, self.seeds):
-            training, segmenter = self._trained(seeded, scratch=who == SCRATCH)
+            training, segmenter = self.trained(seeded, scratch=who == SCRATCH, file=SEGMENTER_FILE)
             scores.setdefault(who, []).append(training.curve[-1]["mean_iou"])
             if who not in first:  # the first seed stands for its weights where test images are compared
                 first[who] = training
@@ -93,18 +93,6 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             variant=self.variant,
             more=tuple(seed_rows(scores, columns=4)),
         )
-
-    def _trained(self, task: "SegmentationTask", *, scratch: bool) -> "tuple[SupervisedTraining, Segmenter]":
-        """A training, and what was trained."""
-        from mae.evaluation.common import finetuning
-        from mae.models.segmenter import Segmenter
-
-        prepared = self.prepared(task, scratch=scratch)
-        training, segmenter = prepared.train(), prepared.module
-        assert isinstance(segmenter, Segmenter)
-        file = training.folder / finetuning.SEGMENTER_FILE
-        task.world.from_main(lambda: finetuning.save(file, segmenter, task, from_scratch=scratch))
-        return training, segmenter
 
     def prepared(self, task: "SegmentationTask", *, scratch: bool = False) -> "PreparedTraining":
         """See `DenseFinetuning`."""

@@ -53,7 +53,7 @@ class FinetuningPlan:
         parameters: trained values of the model with its head.
         device: where it would run.
         steps: optimizer steps of a training.
-        epochs: passes over the images that these are.
+        epochs: that these steps are.
         batch_size: images of a step.
         accumulate: micro-batches of a step, as many as are needed to fit in memory.
         largest_part: images that could be computed at once, by the memory there is.
