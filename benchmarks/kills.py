@@ -1,6 +1,7 @@
 """Kill training runs, in named phases and at random moments, go on with them, and compare the weights bit for bit.
 
     python benchmarks/kills.py --kills 200 --out kills.json
+    python benchmarks/kills.py --compiled --kills 30 --out kills-compiled.json
 
 Each case is a run of a tiny model: alone, in 2 and 4 processes, with DistributedDataParallel and with FSDP2. A kill is
 SIGKILL to one process (the others then meet a lost one, and are asked to end as a launcher does) or to all of them.
@@ -74,15 +75,18 @@ class Case:
 
     processes: int
     sharded: bool = False
+    compiled: bool = False
 
     @property
     def name(self) -> str:
+        compiled = ", compiled" if self.compiled else ""
         if self.processes == 1:
-            return "1 process"
-        return f"{self.processes} processes, {'FSDP2' if self.sharded else 'DDP'}"
+            return f"1 process{compiled}"
+        return f"{self.processes} processes, {'FSDP2' if self.sharded else 'DDP'}{compiled}"
 
 
 CASES = (Case(1), Case(2), Case(2, sharded=True), Case(4), Case(4, sharded=True))
+COMPILED = (Case(1, compiled=True), Case(2, compiled=True), Case(2, sharded=True, compiled=True))
 CHANGING = (Case(2), Case(4))
 
 
@@ -178,7 +182,8 @@ def train(folder: Path, case: Case, rank: int, port: int, kill: Kill | None, ids
         _record_ids(ids, rank)
     code = 1
     try:
-        result = mae.pretrain(out=folder, resume=True, quiet=True, **{**OPTIONS, "shard": case.sharded})
+        options = {"compile": "on" if case.compiled else "off", **OPTIONS, "shard": case.sharded}
+        result = mae.pretrain(out=folder, resume=True, quiet=True, **options)
         code = 0 if result.finished else 75
     except BaseException as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -256,7 +261,7 @@ def references(folder: Path, cases: tuple[Case, ...]) -> dict[Case, str]:
     """The weights of the runs that nobody kills."""
     found = {}
     for case in cases:
-        root = folder / f"through-{case.processes}-{case.sharded}"
+        root = folder / f"through-{case.processes}-{case.sharded}-{case.compiled}"
         codes = launch(root, case)
         if any(codes):
             raise RuntimeError(f"{case.name}: {codes}; see {root}-0.log")
@@ -358,11 +363,13 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compiled", action="store_true", help="runs whose blocks are compiled")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     args = parser.parse_args()
     began = time.monotonic()
     with temporary(args.folder) as folder:
-        found = {"world": changing_world(folder), **run_matrix(folder, kills=args.kills, seed=args.seed)}
+        cases = COMPILED if args.compiled else CASES
+        found = {"world": changing_world(folder), **run_matrix(folder, kills=args.kills, seed=args.seed, cases=cases)}
     found |= {"seconds": round(time.monotonic() - began), "machine": machine(torch.device("cpu"))}
     print(as_table(found))
     print(json.dumps({name: value for name, value in found.items() if name != "table"}, indent=2))

@@ -128,7 +128,7 @@ def test_a_decided_model_comes_back_from_json_with_components_of_every_slot():
     ("name", "value", "typed"),
     [
         ("clip_grad", None, ["--clip-grad", "None"]),
-        ("compile", False, ["--no-compile"]),
+        ("doctor", False, ["--no-doctor"]),
         ("cls_token", False, ["--no-cls-token"]),
         ("img_size", [96, 128], ["--img-size", "96x128"]),
         ("betas", (0.9, 0.95), ["--betas", "0.9", "0.95"]),

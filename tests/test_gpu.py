@@ -52,7 +52,7 @@ def test_resume_goes_on_where_it_was(precision: str, tmp_path: Path):
 
 def test_compiled(tmp_path: Path):
     mae.pretrain("builtin:digits", out=tmp_path / "eager", device="cuda", **OPTIONS)
-    mae.pretrain("builtin:digits", out=tmp_path / "compiled", device="cuda", compile=True, **OPTIONS)
+    mae.pretrain("builtin:digits", out=tmp_path / "compiled", device="cuda", compile="on", **OPTIONS)
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=3e-2)
 
 

@@ -22,6 +22,7 @@ from mae.options import shown
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Compile = Literal["auto", "on", "off"]
 Optimizer = Literal["adamw", "muon"]
 Statistics = Literal["data", "imagenet", "model"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -142,8 +143,8 @@ class MachineConfig(_Group):
     """Processes that load images."""
     cache_on_device: bool = False
     """Hold all images on the device and crop them there: for small sets of images of one size."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: Compile = "auto"
+    """Compile the blocks of the model with torch.compile; auto: where the run is long enough to win it back."""
     accumulate: Count = 1
     """Micro-batches a batch is computed in, to save memory; the batch stays what it is."""
     activation_checkpointing: bool = False

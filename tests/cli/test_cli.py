@@ -92,7 +92,7 @@ sys.exit(main(["neighbours", source.item_name(0), "photos", "--out", "x.png"]))
 def test_flags_reach_the_configuration():
     args = (
         "photos --model mae_vit_small --img-size 96x128 --patch-size 4x8 --in-chans 1 --mask-ratio 0.5 --steps 7 "
-        "--batch-size 32 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 2 --clip-grad 2 --precision fp32 --compile "
+        "--batch-size 32 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 2 --clip-grad 2 --precision fp32 --compile on "
         "--workers 3 --seed 4 --out there --no-norm-pix-loss --no-cls-token --pos-embed learned"
     )
     config, given, resume, gpus = parse(args.split())
@@ -105,7 +105,7 @@ def test_flags_reach_the_configuration():
     optim, machine = config.optim, config.machine
     assert (optim.steps, optim.batch_size, optim.lr, optim.base_lr) == (7, 32, 1e-3, None)
     assert (optim.weight_decay, optim.warmup_epochs, optim.clip_grad) == (0.1, 2, 2)
-    assert (optim.precision, optim.seed, machine.compile, machine.workers) == ("fp32", 4, True, 3)
+    assert (optim.precision, optim.seed, machine.compile, machine.workers) == ("fp32", 4, "on", 3)
     assert {"source", "model", "img_size", "lr", "norm_pix_loss", "seed"} <= given
     assert "base_lr" not in given and "epochs" not in given
 

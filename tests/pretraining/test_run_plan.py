@@ -49,6 +49,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
+    monkeypatch.setattr(planning, "is_worth_trying", lambda device, seconds: False)  # which takes real steps
     monkeypatch.setattr(planning, "measure_steps", made.measure_steps)
     monkeypatch.setattr(planning, "measure_loading", lambda run, seconds: made.loader_rate)
     monkeypatch.setattr(planning, "available_memory", lambda device: made.available)
@@ -190,7 +191,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("default", {}),
     ("default", {"steps": None, "epochs": 300.0, "norm_pix_loss": False, "cls_token": False, "betas": (0.9, 0.99)}),
     ("default", {"base_lr": 4e-3, "clip_grad": None, "precision": "bf16", "seed": 3, "decoder_depth": 4}),
-    ("default", {"img_size": (16, 8), "patch_size": (4, 2), "mlp_ratio": 2.0, "pos_embed": "learned", "compile": True}),
+    ("default", {"img_size": (16, 8), "patch_size": (4, 2), "mlp_ratio": 2.0, "pos_embed": "learned", "compile": "on"}),
     ("improved", {"laplacian": 0.2, "mask_warmup": 2.5, "workers": 2, "monitor": "builtin:digits"}),
     ("demo", {"lr": 0.00123456789, "warmup_epochs": 1.0, "out": "my runs/a"}),
     ("cifar10", {"steps": None, "epochs": 120.5, "data_root": "some where"}),

@@ -158,7 +158,7 @@ def test_nothing_is_said_of_a_good_run():
         (300_000, {"epochs": 99.0}, "99 epochs are few for 300,000 images: 100 would take 1 h 00 min"),
         (300_000, {"lr": 7e-6}, "the rate sums to 0.41 over the run"),
         (300_000, {"decoder_depth": 3}, "a decoder of 3 block"),
-        (300_000, {"compile": True}, "measured without --compile"),
+        (300_000, {"compile": "on"}, "measured without --compile"),
     ],
 )
 def test_each_fault_has_its_advice(num_images: int, options: dict[str, Any], says: str):

@@ -9,20 +9,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kills  # of benchmarks
 import torch
-import torch._dynamo
 from kills import BATCH, Case
-from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mae
 from mae.cli import main
 from mae.config import as_flags
+from mae.layers import compiled
+from mae.layers.transformer import apply_block
 from mae.training import checkpoint
 from mae.training.engine import Trainer
 from mae.training.state import TrainingState
@@ -42,12 +42,14 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "two": (2, {}),
     "divided": (2, {**FSDP, "accumulate": 2, "activation_checkpointing": True}),
-    "divided-bf16": (2, {**FSDP, "precision": "bf16", "compile": True}),
-    "compiled": (2, {"compile": True}),
+    "divided-bf16": (2, {**FSDP, "precision": "bf16", "compile": "on"}),
+    "compiled": (2, {"compile": "on"}),
+    "compiled-divided": (2, {**FSDP, "accumulate": 2, "activation_checkpointing": True, "compile": "on"}),
     "tokens-alone": (1, {"cls_tokens": 4}),
     "tokens": (2, {**FSDP, "cls_tokens": 4}),
     "improved-alone": (1, IMPROVED),
     "improved": (2, IMPROVED),
+    "improved-compiled": (2, {**IMPROVED, "compile": "on"}),
     "views-alone": (1, VIEWS),
     "views": (2, VIEWS),
     "views-divided": (2, {**FSDP, **VIEWS}),
@@ -66,11 +68,11 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def through(folder: Path) -> None:
     """Runs that nothing happens to; what is compiled is so without the C++ compiler, which takes minutes."""
-    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment]
+    compiled._compiled = lambda dynamic: torch.compile(apply_block, dynamic=dynamic, backend="aot_eager")  # type: ignore[assignment]
     for name, (processes, changes) in SCENARIOS.items():
         kills.OPTIONS = {**OPTIONS, "steps": 6, **changes}
         codes = kills.launch(folder / name, Case(processes, sharded=bool(changes.get("shard"))))
-        if changes.get("compile"):  # names and places of weights are those of a run that is not compiled
+        if "compile" in changes:  # names and places of weights are those of a run that is not compiled
             codes += kills.launch(folder / name, Case(processes))
         (folder / f"{name}.json").write_text(json.dumps(codes))
 

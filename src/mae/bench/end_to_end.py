@@ -14,6 +14,7 @@ from mae.bench.report import machine, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios
 from mae.config import RunConfig
 from mae.errors import UsageError
+from mae.layers.compiled import compile_blocks
 from mae.options import shown
 from mae.pretraining.build import fresh_model, make_trainer
 from mae.pretraining.estimate.profile import measure_steps
@@ -122,8 +123,8 @@ def _rates(prepared: RunContext, half: int) -> tuple[list[float], list[float]]:
     )
     model = fresh_model(long)
     trainer = make_trainer(long, model)
-    if long.config.machine.compile:
-        model.compile()
+    if long.config.machine.compile == "on":
+        compile_blocks(model)
     trainer.settings = replace(trainer.settings, log_every=half)
     trainer.batches = _by_turns(trainer.batches, long.config.machine.accumulate, 2 * half)
     watched = _Watch()

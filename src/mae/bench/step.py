@@ -19,6 +19,7 @@ from mae.config import Device, Optimizer, Precision
 from mae.core.contracts import Batch
 from mae.core.types import MaskPlan
 from mae.errors import MAEError, UsageError
+from mae.layers.compiled import compile_blocks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.presets import create_model
 from mae.models.summary import ModelSummary, summarise
@@ -223,12 +224,16 @@ class _Step(ABC):
     def build(self) -> None:
         """Put the model on its device and make its optimizer."""
 
+    def compile(self) -> None:
+        """Have the model compiled when it is first used."""
+        self.model.compile(dynamic=False)
+
     def warm_up(self) -> int:
         """Build it and take two steps; the memory that took."""
         with PeakMemory(self.device) as memory:
             self.build()
             if self.compiled:
-                self.model.compile(dynamic=False)  # as in a run, which knows one shape
+                self.compile()
             self.run()
             if self.device.type == "cuda":  # the second step, which has the averages, without what compiling took
                 torch.cuda.reset_peak_memory_stats(self.device)
@@ -282,6 +287,10 @@ class OwnStep(_Step):
         self.optimizer = make_optimizer(self.model, weight_decay=0.05, betas=(0.9, 0.95), kind=self._kind)
         for group in self.optimizer.param_groups:
             group["lr"] = 1e-5
+
+    def compile(self) -> None:
+        """Block by block, as in a run."""
+        compile_blocks(self.model)
 
     def plan(self) -> MaskPlan:
         """A new mask for each image."""

@@ -1,5 +1,6 @@
 """The pre-norm transformer block of the Vision Transformer, and the initialisation MAE gives it."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -98,6 +99,11 @@ class CrossBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def apply_block(block: nn.Module, *inputs: Tensor) -> Tensor:
+    """The output of a block."""
+    return block(*inputs)
+
+
 class Blocks(nn.Sequential):
     """Blocks, one after the other.
 
@@ -105,11 +111,15 @@ class Blocks(nn.Sequential):
         blocks: modules in order, or one ordered dictionary of them.
         activation_checkpointing: whether a block is computed again in the backward pass instead of keeping its
             activations: memory for one block instead of all, and about a third more arithmetic (Chen et al. 2016).
+
+    Attributes:
+        apply_block: calls one of them with its inputs where gradients are recorded; see `compile_blocks`.
     """
 
     def __init__(self, *blocks: Any, activation_checkpointing: bool = False) -> None:
         super().__init__(*blocks)
         self.activation_checkpointing = activation_checkpointing
+        self.apply_block: Callable[..., Tensor] = apply_block
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Tokens in, tokens out."""
@@ -119,8 +129,11 @@ class Blocks(nn.Sequential):
 
     def through(self, block: nn.Module, *inputs: Tensor) -> Tensor:
         """The output of one of the blocks, with activation checkpointing where that is on."""
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        return checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
+        if not torch.is_grad_enabled():  # evaluations have many shapes, each of which would be compiled
+            return apply_block(block, *inputs)
+        if self.activation_checkpointing:
+            return checkpoint(self.apply_block, block, *inputs, use_reentrant=False)
+        return self.apply_block(block, *inputs)
 
 
 def make_blocks(

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import baselines_of, check_disk, check_model, fresh_model, make_trainer, panel_drawer
 from mae.pretraining.checks.doctor import examine
+from mae.pretraining.estimate.compilation import settle_compilation
 from mae.pretraining.resolve import (
     RunContext,
     default_place,
@@ -269,9 +270,9 @@ def _carry_out(
         world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.whole_module, console)))
     if not world.is_main:
         tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
-    show_header(console, prepared, model, trainer, baselines)
-    if prepared.config.machine.compile:
-        model.compile()
+    with stage(console, "Timing the model") if prepared.config.machine.compile != "off" else nullcontext():
+        prepared, told = settle_compilation(prepared, model, done=trainer.step, held=held)
+    show_header(console, prepared, model, trainer, baselines, compilation=told)
     world.from_main(partial(_open_folder, prepared, held))
     with _ending_recorded(prepared, trainer):
         finished = _train(prepared, trainer, tasks, baselines, console, callbacks)

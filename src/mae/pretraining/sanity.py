@@ -148,7 +148,7 @@ def advise(
             f"a decoder of {depth} block(s) costs frozen features; for k-NN and probes take "
             "--decoder-depth 4 or more, up to the paper's 8"
         )
-    if config.machine.compile:
+    if config.machine.compile == "on":
         advice.append("the steps were measured without --compile")
     return advice
 

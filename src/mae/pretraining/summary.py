@@ -34,9 +34,15 @@ _SHOWN_CHANNELS = 16
 
 
 def show_header(
-    console: Console, prepared: RunContext, model: MaskedAutoencoder, trainer: Trainer, baselines: TrivialBaselines
+    console: Console,
+    prepared: RunContext,
+    model: MaskedAutoencoder,
+    trainer: Trainer,
+    baselines: TrivialBaselines,
+    *,
+    compilation: str,
 ) -> None:
-    """Say what will happen before it does."""
+    """Say what will happen before it does; of `compilation` what is told, if anything."""
     going_on = f", going on from step {trainer.step}" if trainer.step else ""
     show_table(
         console,
@@ -54,6 +60,7 @@ def show_header(
             ("rate", _describe_rate(prepared, trainer)),
             ("length", f"{prepared.total_steps:,} steps, {prepared.steps_per_epoch:,} an epoch"),
             ("compute", _describe_compute(prepared, trainer)),
+            *([("compiled", compilation)] if compilation else []),
             ("watched", _describe_watching(prepared)),
             ("baselines", _describe_baselines(prepared, baselines)),
         ],
@@ -183,7 +190,7 @@ def _describe_rate(prepared: RunContext, trainer: Trainer) -> str:
 
 
 def _describe_compute(prepared: RunContext, trainer: Trainer) -> str:
-    compiled = ", compiled" if prepared.config.machine.compile else ""
+    compiled = ", compiled" if prepared.config.machine.compile == "on" else ""
     threads = _describe_threads() if prepared.device.type == "cpu" else ""
     loading = f"{num_workers(prepared)} loader process(es)"
     return f"{prepared.device}{threads}, {trainer.settings.precision}{compiled}; {loading}"

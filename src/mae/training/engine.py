@@ -23,6 +23,7 @@ from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import ToldByMain, World
 from mae.training.log import Callback
 from mae.training.meter import Meter
+from mae.training.rehearsal import rehearsal
 from mae.training.resilience.collective_status import StatusExchange
 from mae.training.resilience.nonfinite import MAX_CONSECUTIVE, NonFiniteCounter, NonFiniteSteps, all_finite
 from mae.training.resilience.signals import StopSignals
@@ -207,13 +208,8 @@ class Trainer:
         if not isinstance(self._wrapped, DistributedDataParallel):
             return batches
         first = next(batches)
-        modules = [self.module] if self.teacher is None else [self.module, self.teacher]
-        buffers = [(buffer, buffer.clone()) for each in modules for buffer in each.buffers()]  # as a running mean
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with rehearsal(self.module, self.device):
             self._backward(first, sync=True)
-        for buffer, before in buffers:
-            buffer.copy_(before)
-        self.optimizer.zero_grad(set_to_none=True)
         return chain([first], batches)
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:

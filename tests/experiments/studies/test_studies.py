@@ -251,7 +251,7 @@ def test_masks_of_higher_ratios_contain_those_of_lower():
     "options",
     [
         {"img_size": (32, 48), "norm_pix_loss": False, "betas": (0.9, 0.99), "lr": 0.000123456789},
-        {"steps": 7, "base_lr": 1.5e-4, "clip_grad": None, "compile": True},
+        {"steps": 7, "base_lr": 1.5e-4, "clip_grad": None, "compile": "on"},
         {"mask_schedule": "cosine", "laplacian": 0.05, "loss": "l1", "max_unreadable": 0.01},
     ],
     ids=str,

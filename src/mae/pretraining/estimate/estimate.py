@@ -4,6 +4,7 @@ import os
 import shlex
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 from typing import Any
@@ -15,7 +16,8 @@ from mae.config import RunConfig, as_flags
 from mae.contention import Contention, num_cores
 from mae.data.dataset.images import ImageSet
 from mae.errors import UsageError
-from mae.pretraining.build import num_workers
+from mae.pretraining.build import fresh_model, num_workers
+from mae.pretraining.estimate.compilation import is_worth_trying, settle_compilation
 from mae.pretraining.estimate.profile import (
     LONG_WAIT,
     Pace,
@@ -212,6 +214,7 @@ def make_plan(prepared: RunContext, *, hours: float | None, given: Collection[st
             *_on_parts(prepared.config, accumulate),
             *_on_pace(pace, num_workers(prepared)),
             *_on_cores(taken, device),
+            *_on_compilation(prepared, config, epochs * epoch_seconds),
             *advise(config, model, len(images), epoch_seconds=epoch_seconds, given=given),
         ),
         command=command_of(config, images, device, world, prepared.start),
@@ -310,6 +313,17 @@ def _on_pace(pace: Pace, workers: int) -> list[str]:
 def _on_cores(taken: float, device: torch.device) -> list[str]:
     text = shared_cores(taken, threads=torch.get_num_threads(), cores=num_cores())
     return [text] if text and device.type == "cpu" else []
+
+
+def _on_compilation(prepared: RunContext, config: RunConfig, seconds: float) -> list[str]:
+    """What a run of so many seconds gains by compiled blocks, which is tried where `auto` would try it."""
+    if config.machine.compile != "auto" or not is_worth_trying(prepared.device, seconds):
+        return []
+    length = {"accumulate": config.machine.accumulate, "epochs": config.optim.epochs, "steps": config.optim.steps}
+    planned = replace(prepared, config=prepared.config.override(length))
+    with ExitStack() as held:
+        _, told = settle_compilation(planned, fresh_model(planned), done=0, held=held)
+    return [told]
 
 
 def command_of(

@@ -62,7 +62,7 @@ def measure_steps(
     """Time some steps of a fresh model on real crops, as the run would do them; nothing of the run is touched.
 
     Time is the median of the steps after two of warm-up, under masks of the run's mean ratio. The warm-up hides as
-    little as the run ever does, for that takes the most memory. The model is not compiled: that takes minutes.
+    little as the run ever does, for that takes the most memory. The model is not compiled.
 
     On CUDA the memory is that of the tensors, exact but for the gaps between them. Elsewhere it is by how much the
     memory of this process grew, looked at every 2 ms: pages that were there before and shorter peaks do not show, and
@@ -82,7 +82,7 @@ def measure_steps(
     """
     if prepared.device.type == "cpu":
         keep_freed_memory()
-    crops, keys = _crops(prepared)
+    crops, keys = first_crops(prepared, _CROPS)
     costs = []
     gc.collect()
     gc.freeze()  # what is there now stays: looking through all of it for each size takes longer than the steps
@@ -100,7 +100,7 @@ def _measure(
     prepared: RunContext, crops: Tensor, keys: Tensor, seconds: float, model: MaskedAutoencoder | None
 ) -> StepCost:
     """The cost of a step of these crops `[B, C, H, W]`, as they come from the loader."""
-    lowest, mean = _ratios(prepared)
+    lowest, mean = lowest_and_mean_ratio(prepared)
     began = perf_counter()
     times: list[float] = []
     with PeakMemory(prepared.device) as memory:
@@ -111,7 +111,7 @@ def _measure(
         assert own is not None
         own = own.to(prepared.device)
         own.hand_in(prepared.network)
-        step = _Step(prepared, own, crops, keys)
+        step = TrialStep(prepared, own, crops, keys)
         for _ in range(_WARM_UP):
             second = perf_counter()
             step.run(lowest)
@@ -125,7 +125,7 @@ def _measure(
     return StepCost(part_size=len(crops), seconds=median(times), peak_bytes=memory.peak_bytes)
 
 
-class _Step:
+class TrialStep:
     """A training step, done again and again on the same images.
 
     Args:
@@ -145,33 +145,38 @@ class _Step:
         self._scaler = torch.amp.GradScaler(prepared.device.type, enabled=config.optim.precision == "fp16")
 
     def run(self, ratio: float) -> None:
-        """One step with this share of patches hidden; comes back when the device has done it."""
-        device, config, model = self._prepared.device, self._prepared.config, self._model
-        images = normalise(self._crops.to(device), *self._statistics)
-        plan = model.plan(images, keys=self._keys, ratio=ratio)
-        with autocast(config.optim.precision, device):
-            loss = model(images, plan=plan, keys=self._keys, views=self._prepared.compared_views).loss
-        self._scaler.scale(loss).backward()
+        """One step with this share of patches masked; comes back when the device has done it."""
+        config, model = self._prepared.config, self._model
+        self.backward(ratio)
         self._scaler.unscale_(self._optimizer)
         if config.optim.clip_grad is not None:
             nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_grad)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        synchronise(device)
+        synchronise(self._prepared.device)
+
+    def backward(self, ratio: float) -> None:
+        """The gradients of a step with this share of patches masked, added to those that are there."""
+        device, config, model = self._prepared.device, self._prepared.config, self._model
+        images = normalise(self._crops.to(device), *self._statistics)
+        plan = model.plan(images, keys=self._keys, ratio=ratio)
+        with autocast(config.optim.precision, device):
+            loss = model(images, plan=plan, keys=self._keys, views=self._prepared.compared_views).loss
+        self._scaler.scale(loss).backward()
 
 
-def _crops(prepared: RunContext) -> tuple[Tensor, Tensor]:
-    """The first crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
+def first_crops(prepared: RunContext, count: int) -> tuple[Tensor, Tensor]:
+    """About so many crops of the run `[B, C, H, W]`, not normalised, and their keys `[B]`."""
     views = prepared.compared_views
-    batch_size = max(_CROPS // views, 1) * views
-    with closing(some_images(prepared, _CROPS, batch_size=batch_size, views=views).iterate(0)) as batches:
+    batch_size = max(count // views, 1) * views
+    with closing(some_images(prepared, count, batch_size=batch_size, views=views).iterate(0)) as batches:
         raw = next(batches)
     return raw.images, raw.keys.to(prepared.device)
 
 
-def _ratios(prepared: RunContext) -> tuple[float, float]:
-    """The lowest and the mean share of patches that the run hides."""
+def lowest_and_mean_ratio(prepared: RunContext) -> tuple[float, float]:
+    """The lowest and the mean share of patches that the run masks."""
     total, schedule = prepared.total_steps, prepared.mask_schedule
     looks = min(_RATIOS, total)
     steps = (look * total // looks for look in range(looks))

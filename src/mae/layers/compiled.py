@@ -1,0 +1,66 @@
+"""The blocks of a model compiled by torch.compile, one by one: all of a kind share their code (`--compile`)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mae.layers.transformer import Blocks, apply_block
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""PyTorch's variable for the folder in which it keeps what it compiled."""
+
+_MOST_CODES = 64
+"""Of one function: two kinds of blocks, each with the lengths and settings that a run meets."""
+
+
+def compile_blocks(model: nn.Module, on: bool = True, *, dynamic: bool = False) -> None:
+    """Have each of a model's blocks compiled when gradients are next recorded through it, or no longer so.
+
+    Without gradients, as in evaluations, blocks are never compiled: there they meet many shapes.
+
+    Args:
+        model: its `Blocks` are told.
+        on: whether blocks are compiled.
+        dynamic: one code for all lengths of a sequence, which is a little slower; otherwise one for each length.
+    """
+    for each in model.modules():
+        if isinstance(each, Blocks):
+            each.apply_block = _compiled(dynamic) if on else apply_block
+
+
+@contextmanager
+def compiling(folder: Path | None) -> Iterator[None]:
+    """Where `compile_blocks` is used: a block that cannot be compiled for a new shape is computed as it is.
+
+    Args:
+        folder: what is compiled is kept there for other processes and runs, unless the environment names another; None:
+            where PyTorch keeps it, which may be gone when the machine is started again.
+    """
+    import torch._dynamo
+
+    if folder is not None:
+        os.environ.setdefault(CACHE, str(folder))
+    with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
+        yield
+
+
+@contextmanager
+def failing_aloud() -> Iterator[None]:
+    """Inside `compiling`: what cannot be compiled raises the compiler's own error."""
+    with torch._dynamo.config.patch(suppress_errors=False):
+        yield
+
+
+@cache
+def _compiled(dynamic: bool) -> Any:
+    def apply(block: nn.Module, *inputs: Tensor) -> Tensor:
+        return block(*inputs)
+
+    # Deterministic: which code is fastest is not tried out, for two processes could find, and round, differently.
+    return torch.compile(apply, dynamic=dynamic, options={"deterministic": True})

@@ -1,0 +1,179 @@
+"""Whether a run compiles its blocks (`--compile`): a long one tries it before it begins, and each tells why not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from mae.data.remote.cache import user_cache
+from mae.errors import UsageError
+from mae.layers.compiled import compile_blocks, compiling, failing_aloud
+from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.pretraining.estimate.profile import TrialStep, first_crops, lowest_and_mean_ratio
+from mae.pretraining.resolve import RunContext
+from mae.report.terminal.console import duration
+from mae.training.device import synchronise
+from mae.training.rehearsal import rehearsal
+
+WORTH_TRYING = {"cpu": 1200.0, "cuda": 300.0}
+"""Seconds of training from which `auto` tries it: it takes up to a minute, and on a CPU saves some percent."""
+
+_CROPS = 8
+"""Real crops, which fill a part of a batch again and again: a model takes as long over them, and they are read soon."""
+_TURNS = 3
+_GAIN = 1.02
+"""Times as fast from which it pays: less is lost in the noise of a few passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileTrial:
+    """Passes forward and backward as they are and compiled, in turns.
+
+    Attributes:
+        seconds: of one pass as it is.
+        compiled: seconds of one that is compiled; infinite where that failed.
+        compilation: seconds that the compilation took.
+        error: why it failed; empty where it did not.
+    """
+
+    seconds: float
+    compiled: float = inf
+    compilation: float = 0.0
+    error: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Times as fast."""
+        return self.seconds / self.compiled
+
+    def told(self) -> str:
+        """What came of it, in a sentence."""
+        if self.error:
+            return f"the blocks cannot be compiled here ({self.error})"
+        return f"compiled in {duration(self.compilation)}, the blocks' passes are {self.gain:.2f} times as fast"
+
+
+def is_worth_trying(device: torch.device, seconds: float) -> bool:
+    """Whether `auto` tries it where so many seconds of training are left."""
+    return seconds >= WORTH_TRYING.get(device.type, inf)
+
+
+def pays(trial: CompileTrial) -> bool:
+    """Whether the compiled passes are faster by more than noise."""
+    return trial.gain >= _GAIN
+
+
+def try_compilation(prepared: RunContext, model: MaskedAutoencoder) -> CompileTrial:
+    """Compile the blocks, which they stay unless it fails, and time passes over real crops of the run.
+
+    Of the model nothing else is changed. Used inside `compiling`; every process of a run must call it.
+
+    Raises:
+        MAEError: images that cannot be read.
+    """
+    with _rehearsed(prepared, model) as passed:
+        passed()  # the first one also takes memory from the system
+        dynamic = prepared.mask_schedule.kind != "const"
+        plain: list[float] = [passed()]
+        compiled: list[float] = []
+        try:
+            with failing_aloud():
+                compile_blocks(model, dynamic=dynamic)
+                began = perf_counter()
+                passed()
+                compilation = perf_counter() - began
+        except Exception as error:  # whatever a compiler raises: the run can do without it
+            compile_blocks(model, on=False)
+            return CompileTrial(seconds=plain[0], error=_first_line(error))
+        for _ in range(_TURNS):
+            compile_blocks(model, on=False)
+            plain.append(passed())
+            compile_blocks(model, dynamic=dynamic)
+            compiled.append(passed())
+    return CompileTrial(seconds=median(plain), compiled=median(compiled), compilation=compilation)
+
+
+def settle_compilation(
+    prepared: RunContext, model: MaskedAutoencoder, *, done: int, held: ExitStack
+) -> tuple[RunContext, str]:
+    """Compile the blocks where the run says so, or where with `auto` that pays; all processes decide alike.
+
+    Args:
+        prepared: the run, whose every process must call it.
+        model: on its device; sharded where it is to be.
+        done: optimizer steps that it has behind it.
+        held: until it is closed, blocks that cannot be compiled for a new shape are computed as they are.
+
+    Returns:
+        The run, whose `compile` is `on` or `off`, and what to tell of it: nothing where nothing was tried.
+
+    Raises:
+        MAEError: images that cannot be read.
+    """
+    asked, world = prepared.config.machine.compile, prepared.world
+    passes = (prepared.total_steps - done) * prepared.config.machine.accumulate
+    if not passes:  # it is over
+        return prepared, ""
+    if asked == "off" or (asked == "auto" and not _is_long(prepared, model, passes)):
+        short = "" if asked == "off" else "the blocks are not compiled: a run as short as this would not win it back"
+        return _with_compile(prepared, "off"), short
+    with ExitStack() as stack:
+        stack.enter_context(compiling(compiled_code()))
+        trial = try_compilation(prepared, model)
+        works, faster = world.minimum(torch.tensor([float(not trial.error), float(pays(trial))])).tolist()
+        if not works or (asked == "auto" and not faster):
+            compile_blocks(model, on=False)
+            return _with_compile(prepared, "off"), f"{trial.told()}; they are not"
+        held.enter_context(stack.pop_all())
+    return _with_compile(prepared, "on"), trial.told()
+
+
+def _is_long(prepared: RunContext, model: MaskedAutoencoder, passes: int) -> bool:
+    """Whether so many passes take long enough to try it; the fastest process decides."""
+    if prepared.device.type not in WORTH_TRYING:
+        return False
+    with _rehearsed(prepared, model) as passed:
+        # The first pass also readies the device: what it says is believed only where it says that the run is short.
+        lefts = (prepared.world.minimum(torch.tensor(passes * passed())).item() for _ in range(2))
+        return all(is_worth_trying(prepared.device, left) for left in lefts)
+
+
+@contextmanager
+def _rehearsed(prepared: RunContext, model: MaskedAutoencoder) -> Iterator[Callable[[], float]]:
+    """A function that does a pass forward and backward over a part of a batch, and returns the seconds it took."""
+    crops, keys = first_crops(prepared, _CROPS)
+    chosen = torch.arange(prepared.part_size) % len(crops)
+    step, (lowest, _) = TrialStep(prepared, model, crops[chosen], keys[chosen]), lowest_and_mean_ratio(prepared)
+
+    def passed() -> float:
+        began = perf_counter()
+        step.backward(lowest)
+        synchronise(prepared.device)
+        return perf_counter() - began
+
+    with rehearsal(model, prepared.device):
+        yield passed
+
+
+def _with_compile(prepared: RunContext, value: str) -> RunContext:
+    return replace(prepared, config=prepared.config.override({"compile": value}))
+
+
+def _first_line(error: Exception) -> str:
+    """What a compiler says, without the pages behind it."""
+    inner = getattr(error, "inner_exception", error)  # of what PyTorch wraps around it
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return ": ".join([type(inner).__name__, *lines[:1]])
+
+
+def compiled_code() -> Path | None:
+    """The folder for what is compiled, beside the weights that were fetched; None where there can be none."""
+    try:
+        return user_cache().root / "compiled"
+    except UsageError:
+        return None

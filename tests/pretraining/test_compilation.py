@@ -1,0 +1,197 @@
+"""Blocks that are compiled: what is decided, told and remembered, and that a run's results do not depend on it."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiler import run_compiled
+from light import little_measuring
+
+import mae
+from mae.config import RunConfig
+from mae.layers import compiled as codes
+from mae.layers.compiled import compile_blocks
+from mae.layers.transformer import Blocks, apply_block
+from mae.pretraining.estimate import compilation
+from mae.pretraining.estimate.estimate import plan_pretraining
+
+Run = Callable[..., mae.PretrainResult]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[torch.Size, ...]]]:
+    """Shapes of what was compiled, by a compiler that leaves everything as it is."""
+    seen: list[tuple[torch.Size, ...]] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        seen.append(tuple(each.shape for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 3))
+        return graph.forward
+
+    monkeypatch.setattr(
+        codes, "_compiled", lambda dynamic: torch.compile(apply_block, dynamic=dynamic, backend=compiler)
+    )
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+def decided(run: mae.PretrainResult) -> str:
+    value: str = json.loads((run.folder / "config.json").read_text())["machine"]["compile"]
+    return value
+
+
+def long_enough(monkeypatch: pytest.MonkeyPatch, *, gain: float) -> None:
+    """Have any run be worth trying, and compiled passes be so many times as fast."""
+    monkeypatch.setitem(compilation.WORTH_TRYING, "cpu", 0.0)
+    monkeypatch.setattr(compilation.CompileTrial, "gain", gain)
+
+
+def test_a_short_run_is_not_compiled_and_says_why(
+    pretrain: Run, counted: list[Any], capsys: pytest.CaptureFixture[str]
+):
+    run = pretrain(quiet=False)
+    assert decided(run) == "off" and not counted
+    assert "the blocks are not compiled: a run as short as this would not win it back" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_long_run_is_compiled_where_that_pays(
+    pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    plain = pretrain("plain", compile="off")
+    long_enough(monkeypatch, gain=1.25)
+    run = pretrain("auto", quiet=False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert decided(run) == "on" and "1.25 times as fast" in told and "fp32, compiled" in told
+    assert counted
+    weights = [each.load_model().state_dict() for each in (plain, run)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_long_run_is_left_as_it_is_where_that_does_not_pay(
+    pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    plain = pretrain("plain", compile="off")
+    long_enough(monkeypatch, gain=1.01)
+    run = pretrain("auto", quiet=False)
+    assert decided(run) == "off" and counted
+    assert "1.01 times as fast; they are not" in " ".join(capsys.readouterr().out.split())
+    weights = [each.load_model().state_dict() for each in (plain, run)]
+    assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())  # the trial left no trace
+
+
+def test_what_was_decided_is_remembered(pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch):
+    run = pretrain()
+    long_enough(monkeypatch, gain=1.25)
+    (run.folder / "summary.json").unlink()
+    for path in (run.folder / "checkpoints").glob("step-*6"):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    mae.pretrain(out=run.folder, resume=True, quiet=True)
+    assert not counted
+
+
+def test_a_compiler_that_fails_ends_no_run(
+    pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def broken(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        raise RuntimeError("no compiler found\nand pages of it")
+
+    monkeypatch.setattr(codes, "_compiled", lambda dynamic: torch.compile(apply_block, backend=broken))
+    plain, run = pretrain("plain", compile="off"), pretrain("on", compile="on", quiet=False)
+    assert decided(run) == "off"
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the blocks cannot be compiled here (RuntimeError: no compiler found); they are not" in told
+    weights = [each.load_model().state_dict() for each in (plain, run)]
+    assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())
+
+
+def test_blocks_are_compiled_with_gradients_alone(counted: list[Any]):
+    model = mae.create_model("mae_vit_lesson_patch4", img_size=8, patch_size=2)
+    compile_blocks(model)
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        model(images)
+        model.encode(images)
+    assert not counted
+    model(images).loss.backward()
+    assert counted
+    compile_blocks(model, on=False)
+    assert all(each.apply_block is apply_block for each in model.modules() if isinstance(each, Blocks))
+
+
+def test_the_plan_of_a_long_run_tries_it(tiny: dict[str, Any], counted: list[Any], monkeypatch: pytest.MonkeyPatch):
+    little_measuring(monkeypatch)
+    options = {name: value for name, value in tiny.items() if name not in ("quiet", "steps")}
+    config = RunConfig.of(source="builtin:digits", epochs=100.0, **options)
+    plan = partial(plan_pretraining, config, hours=None, given={"epochs"})
+    assert not any("blocks" in told for told in plan()[1].advice) and not counted
+    long_enough(monkeypatch, gain=1.25)
+    assert any("the blocks' passes are 1.25 times as fast" in told for told in plan()[1].advice) and counted
+
+
+RESUMED = """
+import sys
+from pathlib import Path
+import torch
+from light import light_runs
+from torch._dynamo.utils import counters
+import mae
+from mae.layers.transformer import apply_block
+from mae.layers import compiled as codes
+from mae.training.log import Callback
+
+OPTIONS = dict(model="mae_vit_lesson_patch4", img_size=8, patch_size=2, mlp_ratio=0.5, batch_size=32, steps=6,
+    workers=0, checkpoint_every=2, device="cpu", quiet=True, held_out=0.0, doctor=False, precision="fp32")
+
+class Killed(Callback):
+    def log(self, row):
+        if row["step"] == 5:
+            raise KeyboardInterrupt
+
+folder = Path(sys.argv[1])
+with light_runs():
+    mae.pretrain("builtin:digits", out=folder / "plain", compile="off", **OPTIONS)
+    through = mae.pretrain("builtin:digits", out=folder / "through", compile="on", **OPTIONS)
+    # The encoder's blocks and the decoder's, once each: neither the other blocks nor the evaluations bring others.
+    assert counters["stats"]["unique_graphs"] == 2, counters
+    try:
+        mae.pretrain("builtin:digits", out=folder / "cut", compile="on", callbacks=[Killed()], **OPTIONS)
+    except KeyboardInterrupt:
+        pass
+    assert mae.pretrain(out=folder / "cut", resume=True, quiet=True).finished
+    codes._compiled = lambda dynamic: torch.compile(apply_block, dynamic=dynamic, backend="eager")
+    torch._dynamo.reset()
+    lengths = dict(compile="on", mask_schedule="linear", mask_start=0.5, mask_warmup=0.05)
+    mae.pretrain("builtin:digits", out=folder / "lengths", **lengths, **OPTIONS)
+    assert counters["stats"]["unique_graphs"] == 4, counters  # one for all lengths
+
+    def broken(graph, inputs):  # from the third on, as where a schedule comes to another length
+        compiled.append(graph)
+        if len(compiled) > 2:
+            raise RuntimeError("no compiler found")
+        return graph.forward
+
+    compiled = []
+    codes._compiled = lambda dynamic: torch.compile(apply_block, dynamic=False, backend=broken)
+    torch._dynamo.reset()
+    assert mae.pretrain("builtin:digits", out=folder / "later", **lengths, **OPTIONS).finished and len(compiled) > 2
+    assert '"compile": "on"' in (folder / "later" / "config.json").read_text()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_compiled_run_that_was_cut_ends_where_one_ends_that_was_not(tmp_path: Path):
+    run_compiled(RESUMED, tmp_path, folder=Path(__file__).parents[1])
+    plain, through, cut = (mae.load(tmp_path / name).state_dict() for name in ("plain", "through", "cut"))
+    assert all(torch.equal(cut[name], value) for name, value in through.items())
+    for name, value in plain.items():
+        torch.testing.assert_close(through[name], value, rtol=1e-3, atol=1e-4)
