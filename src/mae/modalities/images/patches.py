@@ -66,7 +66,7 @@ def patchify(
     p, q = patch_size
     lines = _lines(tokens, grid, p, planes=1)
     pixels = images.permute(0, 2, 3, 1).reshape(-1, q * images.shape[1])
-    return pixels.index_select(0, lines.flatten()).view(*tokens.shape, -1)
+    return pixels.index_select(0, lines.flatten()).view(*tokens.shape, p * pixels.shape[1])
 
 
 def _lines(tokens: Int64[Tensor, "B M"], grid: Grid, p: int, *, planes: int) -> Int64[Tensor, "B M planes p"]:
