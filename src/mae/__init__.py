@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mae.pretraining.run import PretrainResult as PretrainResult
     from mae.pretraining.run import load as load
     from mae.pretraining.run import pretrain as pretrain
+    from mae.training.device import keep_freed_memory as keep_freed_memory
     from mae.training.log import Callback as Callback
 
 _WHERE = {
@@ -76,6 +77,7 @@ _WHERE = {
     "transforms": "mae.models.transforms",
     "create_model": "mae.models.presets",
     "list_models": "mae.models.presets",
+    "keep_freed_memory": "mae.training.device",
     "Callback": "mae.training.log",
     "datasets": "mae.data.datasets",
     "plots": "mae.plots",

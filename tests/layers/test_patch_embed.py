@@ -44,6 +44,12 @@ def test_selected_patches_are_those_of_the_whole_grid(shape: tuple[int, ...], pa
         assert torch.equal(some[image], whole[image, tokens[image]])
 
 
+def test_no_tokens_are_no_patches() -> None:
+    images, none = torch.randn(2, 3, 8, 12), torch.empty(2, 0, dtype=torch.int64)
+    assert patchify(images, (4, 4), none).shape == (2, 0, 48)
+    assert select_patches(images, (4, 4), none).shape == (2, 0, 3, 4, 4)
+
+
 def test_channels_last_and_integer_images_are_cut_alike() -> None:
     images = torch.randint(0, 256, (2, 3, 8, 12), dtype=torch.uint8)
     as_stored = images.contiguous(memory_format=torch.channels_last)

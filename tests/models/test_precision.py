@@ -23,9 +23,11 @@ def test_bfloat16_autocast_keeps_the_loss_in_float32_and_near() -> None:
     assert rough.prediction.dtype == torch.bfloat16  # else autocast did nothing and this proves nothing
     assert rough.loss.dtype == torch.float32 and all(term.dtype == torch.float32 for term in rough.terms.values())
     assert float(rough.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=2e-3)
+    true = torch.autograd.grad(exact.loss, [weight for weight in model.parameters() if weight.requires_grad])
     rough.loss.backward()
-    for name, weight in model.named_parameters():
+    for (name, weight), expected in zip(model.named_parameters(), true, strict=True):
         assert weight.grad is not None and weight.grad.dtype == torch.float32 and weight.grad.isfinite().all(), name
+        assert (weight.grad - expected).norm() < 0.02 * expected.norm() + 1e-6, name
 
 
 def test_a_model_cast_to_float64_follows() -> None:

@@ -16,7 +16,7 @@ from mae.core.contracts import Batch, Target, Taught
 from mae.core.types import Layout
 from mae.errors import UsageError
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
-from mae.targets.pixels import patch_statistics
+from mae.targets.pixels import normalise_patches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class RandomProjectionTarget(Target):
     ) -> Float[Tensor, "B M dim"]:
         """Target values of the given tokens (None: every token in raster order), float32."""
         patches = batch.cut(tokens).float()
-        mean, std = patch_statistics(patches)
+        values, _ = normalise_patches(patches)
         with torch.autocast(patches.device.type, enabled=False):
-            mapped = (patches - mean) / std @ self.projection(patches.shape[-1], device=patches.device)
+            mapped = values @ self.projection(patches.shape[-1], device=patches.device)
         return layer_norm(mapped, mapped.shape[-1:])
