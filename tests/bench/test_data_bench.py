@@ -49,17 +49,17 @@ def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_crops_match_pillow(jpegs: Path):
-    crops = data._Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
+    crops = data.Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
     assert crops.levels_apart() < 0.6
     crops.flips[0] = not crops.flips[0]
-    assert torch.equal(crops.ours(0).flip(-1), data._Crops(crops.contents, 16).ours(0))
+    assert torch.equal(crops.ours(0).flip(-1), data.Crops(crops.contents, 16).ours(0))
     ours = crops.ours
     crops.ours = lambda number: ours(number).roll(1, -1)  # type: ignore[method-assign]
     assert crops.levels_apart() > 1
 
 
 def test_official_way_is_normalised(jpegs: Path):
-    crops = data._Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
+    crops = data.Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
     image = Image.open(io.BytesIO(crops.contents[0]))
     assert image.size == (64, 48)
     mean, std = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))

@@ -106,7 +106,7 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
     torch.set_num_threads(1)  # as in a process that loads
     try:
         contents = [path.read_bytes() for path in files]
-        crops = _Crops(contents, bench.side, reduced_decoding=bench.reduced_decoding)
+        crops = Crops(contents, bench.side, reduced_decoding=bench.reduced_decoding)
         found = [*_alone(bench, crops), *_together(bench, crops)]
     finally:
         torch.set_num_threads(threads)
@@ -130,7 +130,7 @@ def jpegs_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _JPEG) if folder.is_dir() else []
 
 
-class _Crops:
+class Crops:
     """The same crops of the same bytes, for every way to make them."""
 
     def __init__(self, contents: Sequence[bytes], side: int, *, reduced_decoding: bool = False) -> None:
@@ -173,7 +173,7 @@ class _Crops:
         )
 
 
-def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
+def _alone(bench: DataBench, crops: Crops) -> list[Way]:
     """On one core, by processor time, which other programs lengthen less."""
 
     def made(way: Callable[[int], Tensor]) -> Callable[[], float]:
@@ -197,7 +197,7 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
     return _compared(time_interleaved(ways, seconds=bench.seconds / 2), clock="processor")
 
 
-def _together(bench: DataBench, crops: _Crops) -> list[Way]:
+def _together(bench: DataBench, crops: Crops) -> list[Way]:
     """On all cores, by the wall clock: threads of one process beside processes."""
     workers = bench.workers or hardware(torch.device("cpu"))["cores"]
 

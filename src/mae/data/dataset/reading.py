@@ -66,7 +66,7 @@ class ImageReader:
         self, index: int, item: bytes | np.ndarray, reduction: Reduction | None
     ) -> tuple[np.ndarray, WholeSize]:
         if isinstance(item, np.ndarray):
-            return item, WholeSize(*item.shape[:2], 1)
+            return item, WholeSize(item.shape[0], item.shape[1], 1)
         name, recorded = self.source.item_name(index), self.source.recorded(index)
         known, times = None if reduction is None else reducible(item, name=name), 1
         if reduction is not None and known is not None:

@@ -102,7 +102,7 @@ class ReplacedImages:
         if self._reduction is not None:
             return self._images.get_reduced(number, partial(self._reduction, keys))
         image = self._images.get(number)
-        return image, WholeSize(*image.shape[-2:], 1)
+        return image, WholeSize(image.shape[1], image.shape[2], 1)
 
     def _replacements(self, key: int) -> Iterator[int]:
         # A generator, so that nothing is drawn for an image that can be read.
