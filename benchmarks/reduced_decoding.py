@@ -12,6 +12,7 @@ crops' mean absolute Laplacian relative to that of whole decoding.
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch.nn.functional import conv2d
 
 from mae.bench.data import Crops, jpegs_in
 from mae.bench.report import machine, markdown_row, script_parser, write_figures
-from mae.bench.timing import quartiles, ratios, time_interleaved
+from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
 from mae.data.packs.encodings import ShortSide
 
 SIDE = 224
@@ -78,7 +79,20 @@ def sharpness(crops: Tensor) -> float:
     return float(conv2d(crops.float(), LAPLACIAN, groups=3).abs().mean())
 
 
-def compared(contents: Sequence[bytes], turns: int) -> dict[str, object]:
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one set of files; rates are crops/s, differences grey levels of 256."""
+
+    kilobytes: float
+    rates: dict[str, Quartiles]
+    beside_official: dict[str, Quartiles]
+    beside_plain: Quartiles
+    levels_apart: float
+    levels_apart_99: float
+    sharpness: float
+
+
+def compared(contents: Sequence[bytes], turns: int) -> Figures:
     plain, reduced = Crops(contents, SIDE), Crops(contents, SIDE, reduced_decoding=True)
     ways = {"official": plain.as_floats, "Pillow": plain.by_pillow, "plain": plain.ours, "reduced": reduced.ours}
     seconds = time_interleaved(
@@ -86,15 +100,15 @@ def compared(contents: Sequence[bytes], turns: int) -> dict[str, object]:
     )
     made = [torch.stack([crop(number) for number in range(len(contents))]) for crop in (plain.ours, reduced.ours)]
     apart = (made[0].float() - made[1].float()).abs().flatten()
-    return {
-        "kilobytes": sum(map(len, contents)) / len(contents) / 1000,
-        "rates": {name: quartiles([1 / value for value in values]) for name, values in seconds.items()},
-        "beside_official": {name: ratios(seconds["official"], values) for name, values in seconds.items()},
-        "beside_plain": ratios(seconds["plain"], seconds["reduced"]),
-        "levels_apart": float(apart.mean()),
-        "levels_apart_99": float(apart.kthvalue(int(0.99 * len(apart))).values),
-        "sharpness": sharpness(made[1]) / sharpness(made[0]),
-    }
+    return Figures(
+        kilobytes=sum(map(len, contents)) / len(contents) / 1000,
+        rates={name: quartiles([1 / value for value in values]) for name, values in seconds.items()},
+        beside_official={name: ratios(seconds["official"], values) for name, values in seconds.items()},
+        beside_plain=ratios(seconds["plain"], seconds["reduced"]),
+        levels_apart=float(apart.mean()),
+        levels_apart_99=float(apart.kthvalue(int(0.99 * len(apart))).values),
+        sharpness=sharpness(made[1]) / sharpness(made[0]),
+    )
 
 
 def main() -> None:
@@ -102,21 +116,27 @@ def main() -> None:
     torch.set_num_threads(1)
     files = jpegs_in(args.photos)
     small, large = files[: 6 * args.images], files[: args.images]
-    sets = {
+    made = {
         "the photographs": [file.read_bytes() for file in small],
         "a pack's, --short-side 384": [short_side(file) for file in small],
         "12 megapixels, enlarged": [enlarged(file) for file in large],
         "12 megapixels, 64 photographs": [mosaic(files, number) for number in range(args.images)],
     }
-    found = {name: compared(contents, args.turns) for name, contents in sets.items()}
+    found = {name: compared(contents, args.turns) for name, contents in made.items()}
     titles = ["files", "kB", "official", "plain", "reduced", "reduced / plain", "reduced / official", "levels", "99 %"]
     print(markdown_row([*titles, "sharpness"]))
     for name, its in found.items():
-        rates, beside = its["rates"], its["beside_official"]
-        cells = [name, f"{its['kilobytes']:,.0f}", *(rates[way].text(0) for way in ("official", "plain", "reduced"))]
-        cells += [its["beside_plain"].text(2), beside["reduced"].text(2), f"{its['levels_apart']:.2f}"]
-        print(markdown_row([*cells, f"{its['levels_apart_99']:.0f}", f"{its['sharpness']:.2f}"]))
-    write_figures(args.out, {"machine": machine(torch.device("cpu")), "sets": found})
+        rates = [its.rates[way].text(0) for way in ("official", "plain", "reduced")]
+        cells = [
+            name,
+            f"{its.kilobytes:,.0f}",
+            *rates,
+            its.beside_plain.text(2),
+            its.beside_official["reduced"].text(2),
+        ]
+        print(markdown_row([*cells, f"{its.levels_apart:.2f}", f"{its.levels_apart_99:.0f}", f"{its.sharpness:.2f}"]))
+    sets = {name: asdict(its) for name, its in found.items()}
+    write_figures(args.out, {"machine": machine(torch.device("cpu")), "sets": sets})
 
 
 if __name__ == "__main__":
