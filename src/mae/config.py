@@ -53,6 +53,8 @@ class DataConfig(_Group):
     """Change brightness, contrast, saturation and hue of most crops; 1: as much as SimCLR, 0: not at all."""
     grayscale: Annotated[float, Ge(0), Le(1), Metavar("FRACTION")] = 0.0
     """Fraction of the crops made grey."""
+    reduced_decoding: bool = False
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where its crop is smaller by as much."""
     statistics: Statistics = "data"
     """Channel mean and std: measured on the data, ImageNet's, or those of --init-from."""
     held_out: Annotated[float, Ge(0), Le(0.5), Metavar("FRACTION")] = 0.02

@@ -14,7 +14,10 @@ from mae.bench import data
 from mae.bench.data import DataBench, run_data_bench
 from mae.bench.end_to_end import EndToEnd, _by_turns
 from mae.cli import main
+from mae.data.dataset.images import load_images
+from mae.data.loading.worker import CropDataset
 from mae.data.packs.writer import pack
+from mae.data.sources.open import open_source
 from mae.errors import UsageError
 from mae.records import read_json
 
@@ -49,17 +52,26 @@ def test_every_way_is_timed(jpegs: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_crops_match_pillow(jpegs: Path):
-    crops = data._Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
+    crops = data.Crops([path.read_bytes() for path in sorted(jpegs.glob("*.jpg"))], 16)
     assert crops.levels_apart() < 0.6
     crops.flips[0] = not crops.flips[0]
-    assert torch.equal(crops.ours(0).flip(-1), data._Crops(crops.contents, 16).ours(0))
+    assert torch.equal(crops.ours(0).flip(-1), data.Crops(crops.contents, 16).ours(0))
     ours = crops.ours
     crops.ours = lambda number: ours(number).roll(1, -1)  # type: ignore[method-assign]
     assert crops.levels_apart() > 1
 
 
+def test_reduced_decoding_is_that_of_a_run(jpegs: Path):
+    crops = data.Crops([path.read_bytes() for path in data.jpegs_in(jpegs)], 16, reduced_decoding=True)
+    images = load_images(open_source(str(jpegs), data_root=jpegs), in_chans=3)
+    made = CropDataset(images=images, numbers=images.readable, img_size=(16, 16), augmentation=crops.how)
+    piece = made[list(range(50)), crops.keys.tolist()]
+    assert piece.images is not None and torch.equal(piece.images, torch.stack([crops.ours(n) for n in range(50)]))
+    assert 0.1 < crops.levels_apart() < 4
+
+
 def test_official_way_is_normalised(jpegs: Path):
-    crops = data._Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
+    crops = data.Crops([next(jpegs.glob("*.jpg")).read_bytes()], 16)
     image = Image.open(io.BytesIO(crops.contents[0]))
     assert image.size == (64, 48)
     mean, std = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))

@@ -21,14 +21,14 @@ from torch import Tensor
 from mae.bench.report import machine, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
 from mae.data.dataset.images import load_images
-from mae.data.decode.image import decode
+from mae.data.decode.image import decode, reducible
 from mae.data.decode.jpeg import has_fast_decoder
 from mae.data.decode.limits import check_workers
 from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD, TrainingLoader
 from mae.data.sources.open import open_source
 from mae.errors import UsageError
 from mae.evaluation.common.record import hardware
-from mae.modalities.images.crop import Augmentation, random_crop_boxes, resized_crop
+from mae.modalities.images.crop import Augmentation, random_crop_boxes, reduction, resized_crop
 from mae.options import shown
 from mae.randomness import sample_keys
 from mae.report.terminal.tables import show_grid
@@ -58,6 +58,8 @@ class DataBench:
     """The same images in other forms, such as packs; read by the loader alone."""
     side: int = 224
     """Pixels of a crop's side."""
+    reduced_decoding: bool = False
+    """Decode as mae pretrain --reduced-decoding does, but for the reference."""
     workers: Annotated[int | None, shown("as many as cores", "W")] = None
     """Number of threads, and of processes, that load at once."""
     seconds: float = 60.0
@@ -103,7 +105,8 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a process that loads
     try:
-        crops = _Crops([path.read_bytes() for path in files], bench.side)
+        contents = [path.read_bytes() for path in files]
+        crops = Crops(contents, bench.side, reduced_decoding=bench.reduced_decoding)
         found = [*_alone(bench, crops), *_together(bench, crops)]
     finally:
         torch.set_num_threads(threads)
@@ -112,6 +115,7 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
         "machine": machine(torch.device("cpu")),
         "images": len(files),
         "torchcodec": has_fast_decoder(),
+        "reduced_decoding": bench.reduced_decoding,
         "grey_levels_apart": crops.levels_apart(),
         "loader_overhead": overhead,
         "ways": [asdict(way) for way in found],
@@ -126,14 +130,14 @@ def jpegs_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _JPEG) if folder.is_dir() else []
 
 
-class _Crops:
+class Crops:
     """The same crops of the same bytes, for every way to make them."""
 
-    def __init__(self, contents: Sequence[bytes], side: int) -> None:
-        self.contents, self.side = contents, side
+    def __init__(self, contents: Sequence[bytes], side: int, *, reduced_decoding: bool = False) -> None:
+        self.contents, self.side, self.how = contents, side, Augmentation(reduced_decoding=reduced_decoding)
         sizes = torch.tensor([decode(data, name="an image").shape[:2] for data in contents])
-        keys = sample_keys(0, 0, torch.arange(len(contents)))
-        boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1], Augmentation())[:2]
+        self.keys = sample_keys(0, 0, torch.arange(len(contents)))
+        boxes, flips = random_crop_boxes(self.keys, sizes[:, 0], sizes[:, 1], self.how)
         self.boxes: list[Box] = list(map(tuple, boxes.tolist()))
         self.flips: list[bool] = flips.tolist()
 
@@ -153,9 +157,13 @@ class _Crops:
 
     def ours(self, number: int) -> Tensor:
         """Decoded and cropped as a run does it."""
-        image = torch.from_numpy(decode(self.contents[number], name="an image")).permute(2, 0, 1)
+        data, size, times = self.contents[number], (self.side, self.side), 1
+        if self.how.reduced_decoding and (known := reducible(data, name="an image")) is not None:
+            times = reduction(self.keys[number : number + 1], known.height, known.width, self.how, size)
+            times = min(times, known.most)
+        image = torch.from_numpy(decode(data, name="an image", reduction=times)).permute(2, 0, 1)
         image = image.expand(3, -1, -1)
-        return resized_crop(image, self.boxes[number], self.flips[number], (self.side, self.side))
+        return resized_crop(image, self.boxes[number], self.flips[number], size, reduction=times)
 
     def levels_apart(self) -> float:
         """Of our crops and Pillow's, the mean over all values, in grey levels of 256."""
@@ -165,7 +173,7 @@ class _Crops:
         )
 
 
-def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
+def _alone(bench: DataBench, crops: Crops) -> list[Way]:
     """On one core, by processor time, which other programs lengthen less."""
 
     def made(way: Callable[[int], Tensor]) -> Callable[[], float]:
@@ -177,7 +185,7 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
 
         return run
 
-    loaded = partial(_loaded, side=bench.side, workers=0, clock=time.process_time)
+    loaded = partial(_loaded, bench=bench, workers=0, clock=time.process_time)
     ways = {
         _PILLOW: made(crops.by_pillow),
         "Pillow, float32 (official)": made(crops.as_floats),
@@ -189,7 +197,7 @@ def _alone(bench: DataBench, crops: _Crops) -> list[Way]:
     return _compared(time_interleaved(ways, seconds=bench.seconds / 2), clock="processor")
 
 
-def _together(bench: DataBench, crops: _Crops) -> list[Way]:
+def _together(bench: DataBench, crops: Crops) -> list[Way]:
     """On all cores, by the wall clock: threads of one process beside processes."""
     workers = bench.workers or hardware(torch.device("cpu"))["cores"]
 
@@ -204,19 +212,28 @@ def _together(bench: DataBench, crops: _Crops) -> list[Way]:
     ways = {
         f"{workers} thread(s)": threads,
         f"{workers} process(es), the loader": _loaded(
-            bench.source, side=bench.side, workers=workers, clock=time.perf_counter
+            bench.source, bench=bench, workers=workers, clock=time.perf_counter
         ),
     }
     return _compared(time_interleaved(ways, seconds=bench.seconds / 2), clock="wall")
 
 
-def _loaded(source: str, *, side: int, workers: int, clock: Callable[[], float], views: int = 1) -> Callable[[], float]:
+def _loaded(
+    source: str, *, bench: DataBench, workers: int, clock: Callable[[], float], views: int = 1
+) -> Callable[[], float]:
     """Seconds per crop of the run's own loader, over an epoch or more; starting is not counted."""
     images = load_images(open_source(source, data_root=Path("data")), in_chans=3, memory_limit=0)
     if len(images) < _BATCH:
         raise UsageError(f"{source} holds {len(images)} images; give {_BATCH} or more")
     loader = TrainingLoader(
-        images=images, batch_size=_BATCH, accumulate=1, img_size=(side, side), seed=0, workers=workers, views=views
+        images=images,
+        batch_size=_BATCH,
+        accumulate=1,
+        img_size=(bench.side, bench.side),
+        seed=0,
+        workers=workers,
+        views=views,
+        augmentation=Augmentation(reduced_decoding=bench.reduced_decoding),
     )
 
     def run() -> float:

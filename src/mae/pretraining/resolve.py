@@ -178,7 +178,8 @@ def prepare_run(
         nodata=said(config, "nodata"),
         pixel_dtype=unit_of(config, weights),
         max_unreadable=config.data.max_unreadable,
-        memory_limit=memory_limit,
+        # Decoded once, images would be whole.
+        memory_limit=0 if config.data.reduced_decoding else memory_limit,
         processes=world.local_size,
     )
     config = resolve_config(config, images, device, world, weights)
@@ -238,6 +239,11 @@ def resolve_config(
         method.mask.num_visible(method.layout, config.optim.mask_start)
     if config.machine.shard and config.optim.precision == "fp16":
         raise UsageError("--shard trains in bf16 or fp32, and --precision is fp16; give one of these")
+    if config.data.reduced_decoding and config.machine.cache_on_device:
+        raise UsageError(
+            "--reduced-decoding decodes images anew for each crop, and --cache-on-device once for all; leave one of "
+            "the two out"
+        )
     for term in method.terms:
         _check_compared(term, config, world)
     return config
@@ -334,7 +340,12 @@ def images_per_step(config: RunConfig) -> int:
 def augmentation_of(config: RunConfig) -> Augmentation:
     """How training images of a run are cropped and changed."""
     data = config.data
-    return Augmentation(scale=data.crop_scale, color_jitter=data.color_jitter, grayscale=data.grayscale)
+    return Augmentation(
+        scale=data.crop_scale,
+        color_jitter=data.color_jitter,
+        grayscale=data.grayscale,
+        reduced_decoding=data.reduced_decoding,
+    )
 
 
 def ratio_schedule(config: RunConfig) -> RatioSchedule:

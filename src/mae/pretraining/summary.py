@@ -129,7 +129,8 @@ def _describe_crops(prepared: RunContext) -> str:
     data = prepared.config.data
     colours = f", colour jitter {data.color_jitter:g}" if data.color_jitter else ""
     colours += f", {data.grayscale:.3g} of them grey" if data.grayscale else ""
-    return f"{height}x{width} pixels in {rows}x{columns} patches{colours}, {_describe_ratio(prepared)}"
+    decoded = ", of JPEGs decoded at a reduced scale" if data.reduced_decoding else ""
+    return f"{height}x{width} pixels in {rows}x{columns} patches{colours}{decoded}, {_describe_ratio(prepared)}"
 
 
 def _describe_ratio(prepared: RunContext) -> str:

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from mae.data.dataset.channels import ImageFormat
-from mae.data.dataset.reading import ImageReader
+from mae.data.dataset.reading import ImageReader, Reduction, WholeSize
 from mae.data.dataset.unreadable import UnreadableFiles
 from mae.data.decode.limits import UnreadableImage
 
@@ -44,7 +44,19 @@ class DecodedImages:
 
 def load_image(reader: ImageReader, index: int, image_format: ImageFormat) -> np.ndarray:
     """An image in the format of its set, `[H, W, channels]`, writeable; raises `UnreadableImage`."""
-    image, name = reader.load(index), reader.source.item_name(index)
+    return _in_format(reader.load(index), reader, index, image_format)
+
+
+def load_reduced(
+    reader: ImageReader, index: int, image_format: ImageFormat, reduction: Reduction
+) -> tuple[np.ndarray, WholeSize]:
+    """`load_image` of one that is decoded no larger than it needs to be, see `ImageReader.load_reduced`."""
+    image, whole = reader.load_reduced(index, reduction)
+    return _in_format(image, reader, index, image_format), whole
+
+
+def _in_format(image: np.ndarray, reader: ImageReader, index: int, image_format: ImageFormat) -> np.ndarray:
+    name = reader.source.item_name(index)
     expected = image_format.named
     if expected is not None and image_format.own_names and (names := reader.probe(index).names) != expected:
         found = "no channel names" if names is None else f"the channels {', '.join(names)}"

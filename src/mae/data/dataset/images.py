@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mae.data.dataset.channel_stats import Moments, join, moments_of, no_moments
 from mae.data.dataset.channels import ImageFormat
-from mae.data.dataset.decoded import DecodedImages, decode_all, load_image, num_threads, try_image
-from mae.data.dataset.reading import ImageReader
+from mae.data.dataset.decoded import DecodedImages, decode_all, load_image, load_reduced, num_threads, try_image
+from mae.data.dataset.reading import ImageReader, Reduction, WholeSize
 from mae.data.dataset.sampled import Sampled, sample, sampled
 from mae.data.dataset.survey import Survey, notices, resolve_format, survey_headers
 from mae.data.dataset.unreadable import UnreadableFiles
@@ -138,6 +138,19 @@ class ImageSet:
             pixels = pixels.astype(np.float32)
             pixels /= np.float32(65535)
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def get_reduced(self, index: int, reduction: Reduction) -> tuple[UInt8[Tensor, "C h w"], WholeSize]:
+        """One image of a set of uint8, of a JPEG no larger than it needs to be; always from the source.
+
+        Args:
+            index: of the image.
+            reduction: see `ImageReader.load_reduced`.
+
+        Raises:
+            UnreadableImage: the file cannot be used.
+        """
+        pixels, whole = load_reduced(self._reader, index, self._format, reduction)
+        return torch.from_numpy(pixels).permute(2, 0, 1), whole
 
     def probe(self, index: int) -> ImageInfo:
         """What the file of an image holds, from its header; see `ImageReader.probe`."""

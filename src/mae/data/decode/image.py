@@ -9,7 +9,8 @@ import io
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from math import gcd
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -29,6 +30,9 @@ HEADER_BYTES = 16
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".npy")
 """What names of image files end in; files are listed by these and then recognised by their content."""
+
+MAX_REDUCTION = 8
+"""How many times smaller libjpeg decodes at most: one pixel of each block's 8 x 8."""
 
 _OPENERS: dict[str, type[ImageFile]] = {
     "JPEG": JpegImageFile,
@@ -69,7 +73,30 @@ def recognise(head: bytes, *, name: str) -> str:
     raise UnreadableImage(f"{name} starts with {head[:8]!r}; expected a JPEG, PNG, WebP, TIFF, BMP or NPY image")
 
 
-def decode(data: bytes, *, name: str, bands: int | None = None) -> np.ndarray:
+class Reducible(NamedTuple):
+    """An upright image that libjpeg can decode at a reduced scale.
+
+    Attributes:
+        height: of the whole image.
+        width: of the whole image.
+        most: how many times smaller it may be at most: 1, 2, 4 or 8.
+    """
+
+    height: int
+    width: int
+    most: int
+
+
+def reducible(data: bytes, *, name: str) -> Reducible | None:
+    """What is known of a grey or RGB JPEG from its header; None for every other image.
+
+    Raises:
+        UnreadableImage: see `probe`.
+    """
+    return _guarded(_reducible, data, name)
+
+
+def decode(data: bytes, *, name: str, bands: int | None = None, reduction: int = 1) -> np.ndarray:
     """The pixels of an image file's first frame, `[H, W, C]`, upright.
 
     C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF or NPY of n bands; alpha is
@@ -82,11 +109,13 @@ def decode(data: bytes, *, name: str, bands: int | None = None) -> np.ndarray:
         name: the file's name for messages.
         bands: the number of channels wanted; alpha that makes up this number is kept as a channel, not composited.
             Rasters often label their fourth band alpha.
+        reduction: for a `reducible` image up to its `most`: `[ceil(H / reduction), ceil(W / reduction), C]`, each pixel
+            for `reduction` x `reduction` of the whole image's, from the low frequencies of its 8 x 8 blocks.
 
     Raises:
         UnreadableImage: another format, a size over the limits, truncated or broken.
     """
-    return _guarded(partial(_decode, bands=bands), data, name)
+    return _guarded(partial(_decode, bands=bands, reduction=reduction), data, name)
 
 
 def decode_mask(data: bytes, *, name: str) -> np.ndarray:
@@ -177,9 +206,9 @@ def _guarded(read: Callable[[bytes, str], _T], data: bytes, name: str) -> _T:
         raise UnreadableImage(f"{name} is not a whole {kind} image: {error or type(error).__name__}") from error
 
 
-def _decode(data: bytes, name: str, *, bands: int | None) -> np.ndarray:
+def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
-    if kind == "JPEG" and (pixels := _plain_jpeg(data, name)) is not None:
+    if kind == "JPEG" and reduction == 1 and (pixels := _plain_jpeg(data, name)) is not None:
         return pixels
     if kind == "NPY":
         return npy.read(data, name=name)
@@ -189,6 +218,8 @@ def _decode(data: bytes, name: str, *, bands: int | None) -> np.ndarray:
                 return tiff.read(page, data=data, name=name, bands=bands)
     with _opened(data, name=name, bands=bands) as image:
         _check_work(image, data, name=name)
+        if reduction > 1:
+            image.draft(None, (image.width // reduction, image.height // reduction))
         image.load()
         keep_alpha = _keeps_alpha(image, bands)
         # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
@@ -221,6 +252,19 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
             "65,535 in one channel, or colours in three"
         )
     return np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _reducible(data: bytes, name: str) -> Reducible | None:
+    if recognise(data[:HEADER_BYTES], name=name) != "JPEG":
+        return None
+    if (size := plain_size(data, most_scans=_MAX_SCANS)) is not None:
+        width, height, _ = size
+        return Reducible(height, width, MAX_REDUCTION)
+    with _opened(data, name=name, bands=None) as image:
+        info, turned = _info(image, None), _orientation(image) > 1
+    # Turning may bring to the front the last pixel, which stands for fewer of the whole image's.
+    most = gcd(info.height, info.width, MAX_REDUCTION) if turned else MAX_REDUCTION
+    return Reducible(info.height, info.width, most) if image.mode in ("L", "RGB") else None
 
 
 def _plain_jpeg(data: bytes, name: str) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 from mae.data.dataset.images import ImageSet
 from mae.data.loading.loader import InPieces, loaded_pieces
 from mae.data.loading.sampler import AllBut, Numbers, RankOrder, make_shuffle
-from mae.data.loading.worker import ReplacedImages, none_readable, one_thread
+from mae.data.loading.worker import Found, ReplacedImages, none_readable, one_thread
 from mae.errors import MAEError, UsageError
 from mae.randomness import Stream, drawing_from, seeds
 
@@ -170,19 +170,19 @@ class _AnnotatedDataset(Dataset[_Piece]):
         samples, wrong = None, None
         with one_thread():
             found, unreadable = self._images.found(*batch)
-            loaded = [pair for pair in found if pair is not None]
+            loaded = [each for each in found if each is not None]
             if len(loaded) == len(found):
                 try:
                     samples = self._samples(loaded, keys)
                 except MAEError as error:  # as text: PyTorch would hand on a traceback in its place
                     wrong = str(error)
-        shown = torch.tensor([number for number, _ in loaded])
+        shown = torch.tensor([each.number for each in loaded])
         return _Piece(samples=samples, keys=keys, shown=shown, unreadable=unreadable, wrong=wrong)
 
-    def _samples(self, loaded: list[tuple[int, Tensor]], keys: Tensor) -> Mapping[str, Any]:
+    def _samples(self, loaded: list[Found], keys: Tensor) -> Mapping[str, Any]:
         changed = []
-        for (number, image), seed in zip(loaded, seeds(keys, Stream.CROP), strict=True):
-            whole = {"image": tv_tensors.Image(image), **self._loader.annotate(number)}
+        for each, seed in zip(loaded, seeds(keys, Stream.CROP), strict=True):
+            whole = {"image": tv_tensors.Image(each.image), **self._loader.annotate(each.number)}
             with drawing_from(seed):
                 sample = self._loader.transform(whole)
             # Plain tensors: those of a subclass travel from a worker by a slower way.

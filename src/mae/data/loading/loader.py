@@ -108,8 +108,8 @@ class TrainingLoader:
         """Refuses settings that cannot work.
 
         Raises:
-            UsageError: the batch is larger than the set or does not divide, or the images are none that RandAugment, or
-                other colours, can be made of.
+            UsageError: the batch is larger than the set or does not divide, or the images are none that RandAugment,
+                other colours or reduced decoding are made for.
         """
         if self.batch_size // self.views > len(self._chosen()):
             raise UsageError(
@@ -122,13 +122,15 @@ class TrainingLoader:
                 f"--batch-size {self.batch_size} cannot be divided into {self.accumulate} micro-batches on "
                 f"{self.world} processes{of_each}; expected a multiple of {self.accumulate * self.world * self.views}"
             )
-        images = self.images
-        if self.augmentation.rand_augment and (images.channels not in (1, 3) or images.dtype != np.uint8):
+        images, how = self.images, self.augmentation
+        if (how.rand_augment or how.reduced_decoding) and (images.channels not in (1, 3) or images.dtype != np.uint8):
+            option = "RandAugment" if how.rand_augment else "--reduced-decoding"
             raise UsageError(
-                f"{images.name} has images of {images.channels} channels and type {images.dtype}; RandAugment is made "
-                f"for uint8 images of 1 or 3 channels: turn rand_augment off"
+                f"{images.name} has images of {images.channels} channels and type {images.dtype}; {option} is made "
+                f"for uint8 images of 1 or 3 channels: "
+                f"{'turn rand_augment off' if how.rand_augment else 'leave it out'}"
             )
-        if self.augmentation.changes_colours and (found := _unlike_rgb(images)):
+        if how.changes_colours and (found := _unlike_rgb(images)):
             raise UsageError(
                 f"--color-jitter and --grayscale change the colours of 8-bit images in red, green and blue; those of "
                 f"{images.name} have {found}: leave both options out"

@@ -1,8 +1,9 @@
 """The work of a loading process: from the numbers and keys of some samples to their crops."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mae.data.dataset.images import ImageSet
+from mae.data.dataset.reading import WholeSize
 from mae.data.decode.limits import UnreadableImage
 from mae.data.loading.sampler import Numbers
 from mae.errors import MAEError
@@ -19,6 +21,7 @@ from mae.modalities.images.crop import (
     colour_changes,
     rand_augment,
     random_crop_boxes,
+    reduction,
     resized_crop,
 )
 from mae.randomness import Stream, seeds, uniform
@@ -42,16 +45,28 @@ class Piece(NamedTuple):
     unreadable: list[str]
 
 
+class Found(NamedTuple):
+    """The image that is used for a sample, its number, and its size when decoded whole."""
+
+    number: int
+    image: Tensor
+    whole: WholeSize
+
+
 class ReplacedImages:
     """The images of samples; for one that cannot be read another, drawn from the sample's key.
 
     Args:
         images: where images are read from.
         numbers: images that may replace one that cannot be read.
+        reduction: how many times smaller an image may be decoded, from the keys of its views, its height and its width;
+            None: always whole.
     """
 
-    def __init__(self, images: ImageSet, numbers: Numbers) -> None:
-        self._images, self._numbers = images, numbers
+    def __init__(
+        self, images: ImageSet, numbers: Numbers, reduction: Callable[[list[int], int, int], int] | None = None
+    ) -> None:
+        self._images, self._numbers, self._reduction = images, numbers, reduction
 
     def shown(self, ids: list[int], keys: list[int]) -> tuple[list[int], list[str]]:
         """The numbers of the images used for these samples, and what is wrong with unreadable ones.
@@ -60,28 +75,34 @@ class ReplacedImages:
             MAEError: no replacement can be read either.
         """
         found, unreadable = self.found(ids, keys)
-        loaded = [pair for pair in found if pair is not None]
+        loaded = [each for each in found if each is not None]
         if len(loaded) < len(found):
             raise none_readable(self._images.name, unreadable)
-        return [number for number, _ in loaded], unreadable
+        return [each.number for each in loaded], unreadable
 
-    def found(self, ids: list[int], keys: list[int]) -> tuple[list[tuple[int, Tensor] | None], list[str]]:
-        """An image with its number for each sample, None where none can be read; and what is wrong with the others."""
+    def found(self, ids: list[int], keys: list[int]) -> tuple[list[Found | None], list[str]]:
+        """An image for each sample, None where none can be read; and what is wrong with the others."""
         unreadable: list[str] = []
-        first: dict[int, int] = {}  # of an image with several views, the key of the first
+        views: dict[int, list[int]] = {}  # the keys of each image
         for number, key in zip(ids, keys, strict=True):
-            first.setdefault(number, key)
-        read = {number: self._readable(number, key, unreadable) for number, key in first.items()}
+            views.setdefault(number, []).append(key)
+        read = {number: self._readable(number, its_keys, unreadable) for number, its_keys in views.items()}
         return [read[number] for number in ids], unreadable
 
-    def _readable(self, number: int, key: int, unreadable: list[str]) -> tuple[int, Tensor] | None:
-        """The image with its number, or the first readable replacement drawn from its key."""
-        for candidate in itertools.chain([number], self._replacements(key)):
+    def _readable(self, number: int, keys: list[int], unreadable: list[str]) -> Found | None:
+        """The image, or the first readable replacement drawn from the key of its first view."""
+        for candidate in itertools.chain([number], self._replacements(keys[0])):
             try:
-                return candidate, self._images.get(candidate)
+                return Found(candidate, *self._load(candidate, keys))
             except UnreadableImage as error:
                 unreadable.append(str(error))
         return None
+
+    def _load(self, number: int, keys: list[int]) -> tuple[Tensor, WholeSize]:
+        if self._reduction is not None:
+            return self._images.get_reduced(number, partial(self._reduction, keys))
+        image = self._images.get(number)
+        return image, WholeSize(image.shape[1], image.shape[2], 1)
 
     def _replacements(self, key: int) -> Iterator[int]:
         # A generator, so that nothing is drawn for an image that can be read.
@@ -108,7 +129,7 @@ class CropDataset(ReplacedImages, Dataset[Piece]):
             img_size: height and width of the crops in pixels.
             augmentation: how images are cropped and changed.
         """
-        super().__init__(images, numbers)
+        super().__init__(images, numbers, self._reduction_for if augmentation.reduced_decoding else None)
         self._img_size, self._augmentation = img_size, augmentation
 
     def __getitem__(self, batch: tuple[list[int], list[int]]) -> Piece:
@@ -116,18 +137,20 @@ class CropDataset(ReplacedImages, Dataset[Piece]):
         ids, keys = torch.tensor(batch[0]), torch.tensor(batch[1])
         with one_thread():
             found, unreadable = self.found(*batch)
-            loaded = [pair for pair in found if pair is not None]
-            shown = torch.tensor([number for number, _ in loaded])
-            whole = len(loaded) == len(found)
-            crops = self._cropped([image for _, image in loaded], keys) if whole else None
+            loaded = [each for each in found if each is not None]
+            shown = torch.tensor([each.number for each in loaded])
+            crops = self._cropped(loaded, keys) if len(loaded) == len(found) else None
         return Piece(images=crops, keys=keys, ids=ids, shown=shown, unreadable=unreadable)
 
-    def _cropped(self, loaded: list[Tensor], keys: Tensor) -> Tensor:
-        sizes = torch.tensor([image.shape[-2:] for image in loaded])
+    def _reduction_for(self, keys: list[int], height: int, width: int) -> int:
+        return reduction(torch.tensor(keys), height, width, self._augmentation, self._img_size)
+
+    def _cropped(self, loaded: list[Found], keys: Tensor) -> Tensor:
+        sizes = torch.tensor([each.whole[:2] for each in loaded])
         boxes, flips = random_crop_boxes(keys, sizes[:, 0], sizes[:, 1], self._augmentation)
         crops = [
-            resized_crop(image, tuple(box), flip, self._img_size)
-            for image, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
+            resized_crop(each.image, tuple(box), flip, self._img_size, reduction=each.whole.reduction)
+            for each, box, flip in zip(loaded, boxes.tolist(), flips.tolist(), strict=True)
         ]
         if self._augmentation.changes_colours:
             changes = colour_changes(keys, self._augmentation)

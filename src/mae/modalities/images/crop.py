@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -42,6 +44,8 @@ class Augmentation:
         rand_augment: also change colours and geometry, see `rand_augment`; for uint8 images of 1 or 3 channels.
         color_jitter: how strongly to change colours, see `colour_changes`; for uint8 images in red, green and blue.
         grayscale: share of the crops that are made grey, in [0, 1]; likewise.
+        reduced_decoding: decode JPEGs at 1/2, 1/4 or 1/8 of their size where crops are smaller than their boxes by as
+            much, see `reduction`; for uint8 images of 1 or 3 channels.
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
@@ -50,6 +54,7 @@ class Augmentation:
     rand_augment: bool = False
     color_jitter: float = 0.0
     grayscale: float = 0.0
+    reduced_decoding: bool = False
 
     @property
     def changes_colours(self) -> bool:
@@ -152,6 +157,8 @@ def resized_crop(
     box: tuple[int, int, int, int],
     flip: bool,
     size: tuple[int, int],
+    *,
+    reduction: int = 1,
 ) -> UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]:
     """A box of an image, resized by antialiased bicubic interpolation and perhaps flipped.
 
@@ -159,13 +166,53 @@ def resized_crop(
 
     Args:
         image: pixels in any scale.
-        box: top, left, height and width in pixels, inside the image.
+        box: top, left, height and width in pixels of the whole image, inside it.
         flip: whether to mirror left and right.
         size: height and width of the result.
+        reduction: how many times smaller the image was decoded; if it was, it is uint8 of 1 or 3 channels.
     """
     top, left, height, width = box
-    crop = resize(image[:, top : top + height, left : left + width], size)
+    if reduction == 1:
+        crop = resize(image[:, top : top + height, left : left + width], size)
+    else:
+        crop = _resized_between_pixels(image, [each / reduction for each in box], size)
     return torch.flip(crop, (-1,)) if flip else crop
+
+
+def _resized_between_pixels(
+    image: UInt8[Tensor, "C h w"], box: list[float], size: tuple[int, int]
+) -> UInt8[Tensor, "C H W"]:
+    """A box whose edges may lie between two pixels, as Pillow resizes it."""
+    top, left, height, width = box
+    upper, near = int(top), int(left)
+    # Cut out first: what lies further outside must not mix in, as it does not in crops of whole images.
+    around = image[:, upper : math.ceil(top + height), near : math.ceil(left + width)]
+    inside = left - near, top - upper, left - near + width, top - upper + height
+    pixels = Image.fromarray(around.permute(1, 2, 0).squeeze(2).numpy())
+    resized = pixels.resize(size[::-1], Image.Resampling.BICUBIC, inside)
+    return torch.from_numpy(np.array(resized)).reshape(*size, len(image)).permute(2, 0, 1)
+
+
+def reduction(
+    keys: Int64[Tensor, " n"], height: int, width: int, how: Augmentation, size: tuple[int, int]
+) -> Literal[1, 2, 4, 8]:
+    """How many times smaller an image may be decoded for its crops.
+
+    The most at which the box of each crop still has as many pixels on each side as the crop, or more.
+
+    Args:
+        keys: of the crops.
+        height: the whole image's.
+        width: the whole image's.
+        how: bounds of the boxes.
+        size: height and width of the crops.
+    """
+    times = min(height // size[0], width // size[1])
+    if times > 1:  # else no box can be large enough, and drawing them takes time
+        heights, widths = torch.full_like(keys, height), torch.full_like(keys, width)
+        boxes, _ = random_crop_boxes(keys, heights, widths, how)
+        times = int((boxes[:, 2:] // torch.tensor(size)).min())
+    return 8 if times >= 8 else 4 if times >= 4 else 2 if times >= 2 else 1
 
 
 def resize(

@@ -70,7 +70,9 @@ def what_limits_loading(prepared: RunContext) -> str:
     crops = CropDataset(images=prepared.images, numbers=numbers, img_size=size, augmentation=how)
     began = time.perf_counter()
     _ = crops[numbers.tolist(), sample_keys(0, FIXED_EPOCH, numbers).tolist()]
-    cropping = max(0.0, (time.perf_counter() - began) / len(numbers) - reading)
+    both = (time.perf_counter() - began) / len(numbers)
+    reading = min(reading, both)  # whole images were read before
+    cropping = both - reading
     first = "reading and decoding" if reading >= cropping else "cropping"
     workers = num_workers(prepared)
     pixels = max((prod(image.shape[-2:]) for image in loaded), default=0)
@@ -78,4 +80,5 @@ def what_limits_loading(prepared: RunContext) -> str:
         f"{first} limits (an image takes {1e3 * reading:.1f} ms to read and decode, {1e3 * cropping:.1f} ms to crop; "
         f"{workers} loader process(es) share it); give more --workers (there are {os.cpu_count()} cores), or "
         f"store images smaller than their {pixels / 1e6:.2g} megapixels"
+        + ("" if how.reduced_decoding else ", or of JPEGs decode less: --reduced-decoding")
     )
