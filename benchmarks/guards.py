@@ -53,7 +53,7 @@ def make_turn(args: Namespace, folder: Path, *, guarded: bool) -> Callable[[], N
     model = create_model(args.model).to(args.device)
     assert model.config is not None
     images = torch.randn(args.batch_size, model.config.layout.channels, *model.config.layout.size, device=args.device)
-    plan = model.masking.plan(model.encoder.grid, torch.arange(args.batch_size, device=args.device))
+    plan = model.plan(images, keys=torch.arange(args.batch_size, device=args.device))
 
     def batches(step: int) -> Generator[Mapping[str, Any], None, None]:
         while True:

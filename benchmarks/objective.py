@@ -22,12 +22,12 @@ import torch
 
 from mae.bench.report import machine, script_parser, write_figures
 from mae.bench.timing import quartiles, time_interleaved, timed
+from mae.masks.schedule import RatioSchedule
 from mae.models.presets import create_model
-from mae.pretraining.resolve import ratio_schedule
 from mae.recipes.improved import improved
 from mae.training.device import autocast, keep_freed_memory
 
-RECIPE = improved()
+TOLD = improved().flat()
 PLAIN = "plain"
 RUNS = (10, 100, 800)
 STEPS_PER_EPOCH = 100
@@ -45,18 +45,18 @@ def parse_args() -> Namespace:
 
 def ratios(epochs: int) -> list[float]:
     """The mask ratio of each step of a run."""
-    schedule = ratio_schedule(RECIPE)
+    schedule = RatioSchedule(
+        kind=TOLD["mask_schedule"], start=TOLD["mask_start"], end=TOLD["mask_ratio"], warmup=TOLD["mask_warmup"]
+    )
     return [schedule.ratio(step, steps_per_epoch=STEPS_PER_EPOCH) for step in range(epochs * STEPS_PER_EPOCH)]
 
 
 def variants() -> dict[str, tuple[dict[str, Any], float]]:
     """Name, model options and mask ratio of each variant."""
-    both = {"laplacian": RECIPE.laplacian, "uniformity": RECIPE.uniformity}
-    end = RECIPE.mask_ratio
+    both, end = {name: TOLD[name] for name in ("laplacian", "uniformity")}, TOLD["mask_ratio"]
     return {
         PLAIN: ({}, end),
-        "laplacian": ({"laplacian": RECIPE.laplacian}, end),
-        "uniformity": ({"uniformity": RECIPE.uniformity}, end),
+        **{name: ({name: value}, end) for name, value in both.items()},
         **{f"both, {ratio:.5g} masked": (both, ratio) for ratio in sorted(set(ratios(RUNS[0])), reverse=True)},
     }
 
@@ -68,12 +68,11 @@ def make_step(name: str, options: Mapping[str, Any], ratio: float, args: Namespa
     images = torch.randn(args.batch_size, model.config.layout.channels, *model.config.layout.size, device=args.device)
     keys = torch.arange(args.batch_size, device=args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
-    grid = model.encoder.grid
     if args.compile:
         model.compile()
 
     def step() -> None:
-        plan = model.masking.plan(grid, keys, ratio)
+        plan = model.plan(images, keys=keys, ratio=ratio)
         with autocast("bf16" if args.device == "cuda" else "fp32", torch.device(args.device)):
             loss = model(images, plan=plan).loss
         loss.backward()

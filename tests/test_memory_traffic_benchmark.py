@@ -1,10 +1,10 @@
-"""The counts of benchmarks/bytes.py against numbers made by hand."""
+"""The counts of benchmarks/memory_traffic.py against numbers made by hand."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from bytes import ByteCounter, count_step, rows_of
+from memory_traffic import ByteCounter, count_step, rows_of
 from tiny import images_for, tiny_model
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Bytes that a training step reads and writes, part by part, beside the least that its mathematics needs.
 
-    python benchmarks/bytes.py
-    python benchmarks/bytes.py --models mae_vit_base_patch16 --batch-size 64 --precision bf16 --out bytes.json
+    python benchmarks/memory_traffic.py
+    python benchmarks/memory_traffic.py --models mae_vit_base_patch16 --batch-size 64 --precision bf16 --out bytes.json
 
 Every operation below autograd counts as reading each of its inputs once and writing each of its outputs once. Views and
 empty tensors move nothing, what is expanded counts once, a gather reads what it takes, and what is changed in place is
