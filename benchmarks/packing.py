@@ -40,6 +40,7 @@ FORMS: dict[str, PackForm] = {
     "--keep": Kept(),
     "--short-side 448": ShortSide(side=448),
     "--short-side 384": ShortSide(),
+    "--quality 90": ShortSide(quality=90),
     "--short-side 320": ShortSide(side=320),
     "--short-side 256": ShortSide(side=256),
     "--raw 256": Raw(),

@@ -40,7 +40,7 @@ def pack(
     source: Annotated[str, tyro.conf.Positional],
     dest: Annotated[Path, tyro.conf.Positional],
     short_side: Annotated[int | None, shown("384", "PIXELS")] = None,
-    quality: Annotated[int | None, shown("90", "1..100")] = None,
+    quality: Annotated[int | None, shown("90, and small JPEGs as they are", "1..100")] = None,
     keep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     raw: Annotated[int | None, shown("no", "PIXELS")] = None,
     per_shard: int = 2048,
@@ -56,7 +56,7 @@ def pack(
         source: a folder, a list file, a .zip, a pack or the name of a known set; its test split is packed too.
         dest: a new folder.
         short_side: JPEG whose shorter side has at most this many pixels.
-        quality: JPEG quality.
+        quality: encode every image anew at this JPEG quality: small files that came at a higher one are read faster.
         keep: keep the original files.
         raw: decoded pixels, the shorter side at most this many: fastest and largest.
         per_shard: images a file.

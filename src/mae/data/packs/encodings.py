@@ -60,15 +60,21 @@ class PackForm(Protocol):
         ...
 
 
+_QUALITY = 90
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShortSide:
     """JPEG (4:2:0) whose shorter side has at most `side` pixels.
 
-    An RGB or grey JPEG that is upright and small enough keeps its bytes.
+    Attributes:
+        side: in pixels.
+        quality: every image is encoded anew at this quality, 1 to 100; None: an RGB or grey JPEG that is upright and
+            small enough keeps its bytes, and the others are encoded at 90.
     """
 
     side: int = 384
-    quality: int = 90
+    quality: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses impossible sizes and qualities.
@@ -77,12 +83,13 @@ class ShortSide:
             UsageError: a side below 1, or a quality outside 1 to 100.
         """
         _check_side("--short-side", self.side)
-        if not 1 <= self.quality <= 100:
+        if self.quality is not None and not 1 <= self.quality <= 100:
             raise UsageError(f"--quality is {self.quality}; expected 1 to 100")
 
     def to_json(self) -> dict[str, str | int]:
         """See `PackForm`."""
-        return {"kind": "jpeg", "short_side": self.side, "quality": self.quality}
+        told: dict[str, str | int] = {"kind": "jpeg", "short_side": self.side, "quality": self.quality or _QUALITY}
+        return told if self.quality is None else {**told, "encoded": "all"}
 
     def pack(self, original: Original) -> Packed:
         """See `PackForm`."""
@@ -92,11 +99,14 @@ class ShortSide:
                 f"{original.name} has {image.shape[2]} channels of {image.dtype}; a JPEG holds 1 or 3 of uint8: use "
                 "--keep for the files as they are, or --raw for their pixels"
             )
-        if min(image.shape[:2]) <= self.side and original.data is not None and _is_plain_jpeg(original.data):
+        keeps = self.quality is None and min(image.shape[:2]) <= self.side
+        if keeps and original.data is not None and _is_plain_jpeg(original.data):
             return Packed(original.data, "jpg", image.shape, image.dtype)
         pixels = _scaled(original, self.side)
         stream = io.BytesIO()
-        Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(stream, "JPEG", quality=self.quality)
+        Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(
+            stream, "JPEG", quality=self.quality or _QUALITY
+        )
         return Packed(stream.getvalue(), "jpg", pixels.shape, pixels.dtype)
 
 
