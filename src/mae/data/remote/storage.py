@@ -75,7 +75,7 @@ class Storage(Protocol):
 class LocalStorage:
     """A folder.
 
-    A file is opened anew for each part. That costs 5 us, and leaves no open file or position that worker processes or
+    A file is opened anew for each part. That costs 7 us, and leaves no open file or position that worker processes or
     threads could share.
     """
 
