@@ -13,6 +13,7 @@ from data.pictures import encoded, noise, png
 from hostile import forge
 from PIL import Image, ImageOps
 
+from mae.data.decode import npy
 from mae.data.decode.image import conform, decode, probe
 from mae.data.decode.limits import UnreadableImage
 
@@ -213,6 +214,23 @@ def test_arrays_that_are_no_images_are_refused(data, says):
     for read in (decode, probe) if "bytes" not in says else (decode,):
         with pytest.raises(UnreadableImage, match=says):
             read(data, name="x")
+
+
+def test_headers_of_arrays_are_kept_and_told_apart():
+    shapes = [(8, 8, 3), (8, 9, 3), (9, 8, 3), (8, 8, 1), (3, 8, 8), (8, 8)]
+    kinds = ("u1", "<u2", ">u2", "<f4", ">f4")
+    values = [(np.arange(np.prod(shape)) % 251).astype(kind).reshape(shape) for shape in shapes for kind in kinds]
+    values += [np.asfortranarray(each) for each in values]
+    files = [array(each, version=version) for each in values for version in ((1, 0), (2, 0))]
+    npy._parsed.cache_clear()
+    for data in (data for data in files for _ in range(2)):
+        expected = np.load(io.BytesIO(data))
+        expected = np.moveaxis(expected, 0, 2) if expected.shape == (3, 8, 8) else expected
+        assert np.array_equal(checked(data), expected.reshape(*expected.shape[:2], -1))
+    assert npy._parsed.cache_info().hits >= len(files)
+    for _ in range(2):  # what is refused stays refused
+        with pytest.raises(UnreadableImage, match="complex128 values"):
+            decode(array(np.ones((4, 4), complex)), name="x")
 
 
 def forged_jpeg(width: int, height: int) -> bytes:

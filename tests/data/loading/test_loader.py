@@ -594,6 +594,15 @@ def test_normalise_scales_bytes_and_not_floats():
     assert len(IMAGENET_MEAN) == len(IMAGENET_STD) == 3
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+def test_normalise_rounds_as_its_formula_and_leaves_its_input(kind):
+    images = torch.randint(0, 256, (3, 3, 8, 9), generator=torch.Generator().manual_seed(1)).to(kind)
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    before, scaled = images.clone(), images.float() / 255 if kind == torch.uint8 else images
+    expected = (scaled - mean[:, None, None]) / std[:, None, None]
+    assert torch.equal(normalise(images, mean, std), expected) and torch.equal(images, before)
+
+
 def test_default_workers(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     few = [("cpu", True), ("cpu", False), ("cuda", True)]

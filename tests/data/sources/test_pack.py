@@ -1,5 +1,7 @@
 """Reading packs: as the folder they were made of; damage is found, and what was made to do harm does none."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ from mae.data.decode.limits import MAX_BYTES, UnreadableImage
 from mae.data.loading.loader import TrainingLoader
 from mae.data.packs.encodings import Kept, Raw
 from mae.data.packs.verify import verify_pack
+from mae.data.remote import storage
 from mae.data.remote.storage import MAX_MANIFEST, LocalStorage, Storage, StoredFile
 from mae.data.sources.open import open_held_out, open_labelled, open_source
 from mae.data.sources.pack import PackSource, open_pack
@@ -123,6 +126,22 @@ def test_a_pack_trains_like_any_source(folder):
     batch = next(batches)
     batches.close()
     assert sorted(batch.ids.tolist()) == list(range(10)) and batch.images.shape == (10, 3, 8, 8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sides", [(32, 32), (40, 48)])
+def test_small_raw_images_train_alike_from_memory_and_from_files(tree, tmp_path, workers, sides):
+    packed(tmp_path / "pack", tree({f"{number:02}.png": png(*sides, seed=number) for number in range(20)}),
+           form=Raw(side=min(sides)), per_shard=6)  # fmt: skip
+    sets = [load_images(opened(tmp_path / "pack"), in_chans=None, memory_limit=limit) for limit in (None, 0)]
+    assert [images.in_memory for images in sets] == [True, False]
+    how = dict(batch_size=8, accumulate=2, img_size=(32, 24), seed=3, workers=workers, views=2)
+    with contextlib.ExitStack() as stack:
+        loaders = [TrainingLoader(images=images, **how) for images in sets]
+        memory, files = (stack.enter_context(contextlib.closing(loader.iterate(3))) for loader in loaders)
+        for _ in range(6):
+            here, there = next(memory), next(files)
+            assert all(torch.equal(getattr(here, name), getattr(there, name)) for name in ("images", "keys", "shown"))
 
 
 def test_parts_and_classes_are_found_by_the_names(tree, tmp_path):
@@ -411,7 +430,14 @@ def test_whatever_the_index_tells_ends_in_an_image_or_in_our_error(made, changes
     assert contents(made) == truth
 
 
-def test_a_local_store_gives_what_is_asked_for_and_no_less(tmp_path):
+class Halting(io.FileIO):
+    """A file of a system that gives less at a time than it is asked for, as network file systems may."""
+
+    def read(self, size: int = -1) -> bytes:
+        return super().read(min(size, 3))
+
+
+def test_a_local_store_gives_what_is_asked_for_and_no_less(tmp_path, monkeypatch):
     (tmp_path / "x.tar").write_bytes(b"0123456789")
     store, file = LocalStorage(root=tmp_path), StoredFile(name="x.tar", num_bytes=10, sha256="")
     assert isinstance(store, Storage)
@@ -424,6 +450,8 @@ def test_a_local_store_gives_what_is_asked_for_and_no_less(tmp_path):
     for offset, length in ((3, 8), (-1, 2), (11, 0), (2, -1)):
         with pytest.raises(MAEError, match="reach beyond them"):
             store.part(file, offset, length)
+    monkeypatch.setattr(storage, "open", lambda path, mode, buffering: Halting(path), raising=False)
+    assert (store.part(file, 3, 4), store.part(file, 0, 10)) == (b"3456", b"0123456789")
     longer = StoredFile(name="x.tar", num_bytes=11, sha256="")
     for read in (lambda: store.local(longer), lambda: store.part(longer, 0, 1)):
         with pytest.raises(MAEError, match="has 10 bytes; expected 11"):

@@ -37,9 +37,8 @@ class DecodedImages:
 
     def image(self, index: int) -> np.ndarray:
         """The image of a number, a view."""
-        shape = tuple(int(side) for side in self.shapes[index])
-        start = int(self.offsets[index])
-        return self.pieces[index // _CHUNK][start : start + int(np.prod(shape))].reshape(shape)
+        shape, start = self.shapes[index].tolist(), self.offsets[index]
+        return self.pieces[index // _CHUNK][start : start + prod(shape)].reshape(shape)
 
 
 def load_image(reader: ImageReader, index: int, image_format: ImageFormat) -> np.ndarray:

@@ -4,6 +4,8 @@ NumPy reads the header; the values are a view of the bytes, since from memory `n
 """
 
 import io
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 from numpy.lib import format as npy
@@ -35,10 +37,11 @@ def read(data: bytes, *, name: str) -> np.ndarray:
         UnreadableImage: another dtype or number of axes, a size over the limits, or a file that ends early.
     """
     described, shape, is_fortran, dtype, start = _header(data, name)
-    needed = int(np.prod(shape)) * dtype.itemsize
+    count = prod(shape)
+    needed = count * dtype.itemsize
     if len(data) - start < needed:
         raise UnreadableImage(f"{name} is not a whole NPY image: {len(data) - start:,} of {needed:,} bytes are present")
-    values = np.frombuffer(data, dtype, count=int(np.prod(shape)), offset=start)
+    values = np.frombuffer(data, dtype, count=count, offset=start)
     values = values.reshape(shape, order="F" if is_fortran else "C")
     if len(shape) == 2:
         values = values[..., None]
@@ -46,17 +49,20 @@ def read(data: bytes, *, name: str) -> np.ndarray:
         values = np.moveaxis(values, 0, 2)
     if dtype.kind == "b":
         values = values.astype(np.uint8) * np.uint8(255)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
-        return np.ascontiguousarray(values.astype(described.dtype, copy=False))
+    if values.dtype != described.dtype:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+            values = values.astype(described.dtype)
+    return np.ascontiguousarray(values)
 
 
 def _header(data: bytes, name: str) -> tuple[ImageInfo, tuple[int, ...], bool, np.dtype, int]:
     """What the image is, the array's shape, order and dtype, and the offset of its values."""
-    stream = io.BytesIO(data[: _MAX_HEADER + 64])
-    version = npy.read_magic(stream)
+    version = npy.read_magic(io.BytesIO(data[: npy.MAGIC_LEN]))
     if version not in _HEADERS:  # 3.0 is for named fields
         raise UnreadableImage(f"{name} is NPY of version {version[0]}.{version[1]}; expected 1.0 or 2.0")
-    shape, is_fortran, dtype = _HEADERS[version](stream, max_header_size=_MAX_HEADER)
+    lengths_end = npy.MAGIC_LEN + 2 * version[0]
+    start = lengths_end + int.from_bytes(data[npy.MAGIC_LEN : lengths_end], "little")
+    shape, is_fortran, dtype = _parsed(version, data[npy.MAGIC_LEN : min(start, _MAX_HEADER + 64)])
     if dtype.kind not in "buif":
         raise UnreadableImage(f"{name} holds {dtype} values; expected real numbers")
     if len(shape) not in (2, 3) or min(shape) < 1:
@@ -69,7 +75,13 @@ def _header(data: bytes, name: str) -> tuple[ImageInfo, tuple[int, ...], bool, n
     kind = np.dtype(("u1", "u2")[dtype.itemsize - 1] if narrow else "f4")
     described = ImageInfo(height=height, width=width, channels=channels, dtype=kind)
     check_size(described, name=name)
-    return described, shape, is_fortran, dtype, stream.tell()
+    return described, shape, is_fortran, dtype, start
+
+
+@lru_cache(maxsize=64)  # the images of a pack have few headers, and reading one takes longer than a small image
+def _parsed(version: tuple[int, int], header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype by a header, from its length on."""
+    return _HEADERS[version](io.BytesIO(header), max_header_size=_MAX_HEADER)
 
 
 def _as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:

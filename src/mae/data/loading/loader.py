@@ -379,8 +379,8 @@ def normalise(
     std: Float32[Tensor, " C"],
 ) -> Float32[Tensor, "B C H W"]:
     """`(x - mean) / std` for each channel, on the images' device; uint8 is first scaled to [0, 1]."""
-    values = images.float() / 255 if images.dtype == torch.uint8 else images
-    return (values - mean.to(images.device)[:, None, None]) / std.to(images.device)[:, None, None]
+    values = images.float().div_(255) if images.dtype == torch.uint8 else images
+    return (values - mean.to(images.device)[:, None, None]).div_(std.to(images.device)[:, None, None])
 
 
 def default_workers(device_type: str, in_memory: bool, *, processes: int) -> int:
