@@ -159,7 +159,7 @@ def test_time_is_the_median_without_the_warm_up(clock: Clock, monkeypatch: pytes
     def run(step: object, ratio: float) -> None:
         clock.now += next(lasts)
 
-    monkeypatch.setattr(measure._Step, "run", run)
+    monkeypatch.setattr(measure.TrialStep, "run", run)
     (found,) = measure_steps(prepared(), part_sizes=[2], seconds=110.0)
     assert found.seconds == 1.5  # of 1, 2, 1 and 6, which end at 110
 

@@ -76,7 +76,7 @@ def _lines(tokens: Int64[Tensor, "B M"], grid: Grid, p: int, *, planes: int) -> 
     takes several times as long on a CPU.
     """
     rows, columns = grid
-    plane = torch.arange(len(tokens) * planes, device=tokens.device).view(-1, 1, planes, 1)
+    plane = torch.arange(tokens.shape[0] * planes, device=tokens.device).view(-1, 1, planes, 1)
     row, column = (numbers[:, :, None, None] for numbers in (tokens // columns, tokens % columns))
     line = torch.arange(p, device=tokens.device)
     return ((plane * rows + row) * p + line) * columns + column
