@@ -1,6 +1,7 @@
 """Blocks that are compiled: what is decided, told and remembered, and that a run's results do not depend on it."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from light import little_measuring
 import mae
 from mae.config import RunConfig
 from mae.layers import compiled as codes
-from mae.layers.compiled import compile_blocks
+from mae.layers.compiled import compile_blocks, compiling
 from mae.layers.transformer import Blocks, apply_block
 from mae.pretraining.estimate import compilation
 from mae.pretraining.estimate.estimate import plan_pretraining
@@ -37,6 +38,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[torch.Size, 
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("told", "kept"), [(None, False), ("/tmp/torchinductor_someone", False), ("/data/code", True)])
+def test_what_is_compiled_is_kept_where_the_user_says(told: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(codes, "gettempdir", lambda: "/tmp")
+    monkeypatch.setenv(codes.CACHE, told or "")
+    if told is None:
+        monkeypatch.delenv(codes.CACHE)
+    with compiling(Path("/own/compiled")):
+        assert os.environ[codes.CACHE] == (told if kept else "/own/compiled")
 
 
 def decided(run: mae.PretrainResult) -> str:
@@ -138,6 +149,7 @@ def test_the_plan_of_a_long_run_tries_it(tiny: dict[str, Any], counted: list[Any
 
 
 RESUMED = """
+import os
 import sys
 from pathlib import Path
 import torch
@@ -157,11 +169,13 @@ class Killed(Callback):
             raise KeyboardInterrupt
 
 folder = Path(sys.argv[1])
+os.environ["OPENMAE_CACHE"] = str(folder / "cache")
 with light_runs():
     mae.pretrain("builtin:digits", out=folder / "plain", compile="off", **OPTIONS)
     through = mae.pretrain("builtin:digits", out=folder / "through", compile="on", **OPTIONS)
     # The encoder's blocks and the decoder's, once each: neither the other blocks nor the evaluations bring others.
     assert counters["stats"]["unique_graphs"] == 2, counters
+    assert any((folder / "cache" / "compiled").iterdir())
     try:
         mae.pretrain("builtin:digits", out=folder / "cut", compile="on", callbacks=[Killed()], **OPTIONS)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -44,8 +45,8 @@ def compiling(folder: Path | None) -> Iterator[None]:
     """
     import torch._dynamo
 
-    if folder is not None:
-        os.environ.setdefault(CACHE, str(folder))
+    if folder is not None and not _is_chosen(os.environ.get(CACHE)):
+        os.environ[CACHE] = str(folder)
     with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
         yield
 
@@ -55,6 +56,14 @@ def failing_aloud() -> Iterator[None]:
     """Inside `compiling`: what cannot be compiled raises the compiler's own error."""
     with torch._dynamo.config.patch(suppress_errors=False):
         yield
+
+
+def _is_chosen(folder: str | None) -> bool:
+    """Whether the user named the folder: parts of PyTorch write their own, which lies among temporary files, there."""
+    if folder is None:
+        return False
+    path = Path(folder)
+    return not (path.parent == Path(gettempdir()) and path.name.startswith("torchinductor_"))
 
 
 @cache
