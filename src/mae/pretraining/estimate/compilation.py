@@ -68,33 +68,29 @@ def pays(trial: CompileTrial) -> bool:
     return trial.gain >= _GAIN
 
 
-def try_compilation(prepared: RunContext, model: MaskedAutoencoder) -> CompileTrial:
-    """Compile the blocks, which they stay unless it fails, and time passes over real crops of the run.
+def try_compilation(model: MaskedAutoencoder, passed: Callable[[], float], *, dynamic: bool) -> CompileTrial:
+    """Compile the blocks, which they stay unless it fails, and time passes; used inside `compiling`.
 
-    Of the model nothing else is changed. Used inside `compiling`; every process of a run must call it.
-
-    Raises:
-        MAEError: images that cannot be read.
+    Args:
+        model: whose blocks are compiled.
+        passed: does a pass forward and backward in every process of a run, and returns the seconds it took.
+        dynamic: see `compile_blocks`.
     """
-    with _rehearsed(prepared, model) as passed:
-        passed()  # the first one also takes memory from the system
-        dynamic = prepared.mask_schedule.kind != "const"
-        plain: list[float] = [passed()]
-        compiled: list[float] = []
-        try:
-            with failing_aloud():
-                compile_blocks(model, dynamic=dynamic)
-                began = perf_counter()
-                passed()
-                compilation = perf_counter() - began
-        except Exception as error:  # whatever a compiler raises: the run can do without it
-            compile_blocks(model, on=False)
-            return CompileTrial(seconds=plain[0], error=_first_line(error))
-        for _ in range(_TURNS):
-            compile_blocks(model, on=False)
-            plain.append(passed())
+    passed()  # the first one also takes memory from the system
+    plain: list[float] = [passed()]
+    compiled: list[float] = []
+    try:
+        with failing_aloud():
             compile_blocks(model, dynamic=dynamic)
-            compiled.append(passed())
+            compilation = passed()
+    except Exception as error:  # whatever a compiler raises: the run can do without it
+        compile_blocks(model, on=False)
+        return CompileTrial(seconds=plain[0], error=_first_line(error))
+    for _ in range(_TURNS):
+        compile_blocks(model, on=False)
+        plain.append(passed())
+        compile_blocks(model, dynamic=dynamic)
+        compiled.append(passed())
     return CompileTrial(seconds=median(plain), compiled=median(compiled), compilation=compilation)
 
 
@@ -119,12 +115,15 @@ def settle_compilation(
     passes = (prepared.total_steps - done) * prepared.config.machine.accumulate
     if not passes:  # it is over
         return prepared, ""
-    if asked == "off" or (asked == "auto" and not _is_long(prepared, model, passes)):
-        short = "" if asked == "off" else "the blocks are not compiled: a run as short as this would not win it back"
-        return _with_compile(prepared, "off"), short
-    with ExitStack() as stack:
+    if asked == "off":
+        return _with_compile(prepared, "off"), ""
+    with ExitStack() as stack, _rehearsed(prepared, model) as passed:
+        if asked == "auto" and not _is_long(prepared, passed, passes):
+            return _with_compile(prepared, "off"), (
+                "the blocks are not compiled: a run as short as this would not win it back"
+            )
         stack.enter_context(compiling(compiled_code()))
-        trial = try_compilation(prepared, model)
+        trial = try_compilation(model, passed, dynamic=prepared.mask_schedule.kind != "const")
         works, faster = world.minimum(torch.tensor([float(not trial.error), float(pays(trial))])).tolist()
         if not works or (asked == "auto" and not faster):
             compile_blocks(model, on=False)
@@ -133,14 +132,13 @@ def settle_compilation(
     return _with_compile(prepared, "on"), trial.told()
 
 
-def _is_long(prepared: RunContext, model: MaskedAutoencoder, passes: int) -> bool:
+def _is_long(prepared: RunContext, passed: Callable[[], float], passes: int) -> bool:
     """Whether so many passes take long enough to try it; the fastest process decides."""
     if prepared.device.type not in WORTH_TRYING:
         return False
-    with _rehearsed(prepared, model) as passed:
-        # The first pass also readies the device: what it says is believed only where it says that the run is short.
-        lefts = (prepared.world.minimum(torch.tensor(passes * passed())).item() for _ in range(2))
-        return all(is_worth_trying(prepared.device, left) for left in lefts)
+    # The first pass also readies the device: what it says is believed only where it says that the run is short.
+    lefts = (prepared.world.minimum(torch.tensor(passes * passed())).item() for _ in range(2))
+    return all(is_worth_trying(prepared.device, left) for left in lefts)
 
 
 @contextmanager
