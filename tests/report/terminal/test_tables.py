@@ -30,6 +30,22 @@ def test_long_cells_are_folded_not_cut():
     assert "".join(shown(["file"], [["x" * 100]], width=40)).count("x") == 100
 
 
+@pytest.mark.parametrize("width", [100, 80, 60, 30, 14])
+def test_nothing_is_lost_on_a_narrow_terminal(width):
+    header = ["way", "images/s", "beside ViTMAE", "of copy", "memory, GB"]
+    rows = [
+        ["self, compiled", "103.7 (101.8–103.9)", "2.12 (2.10–2.13)", "80%", "0.51"],
+        ["ViTMAE", "9", "", "", "0.41"],
+    ]
+    lines = shown(header, rows, width=width)
+    assert max(map(len, lines)) <= width
+    assert sorted("".join(lines[1:]).replace(" ", "")) == sorted(
+        "".join(map("".join, [header, *rows])).replace(" ", "")
+    )
+    if width == 60:  # words stay whole as long as that is possible
+        assert {"0.51", "compiled", "(101.8–103.9)"} <= set(" ".join(lines).split())
+
+
 @pytest.mark.parametrize(
     "cell",
     ["3", "-1.5", "+2e-3", "1,234", "61.5 %", "61.5%", "80.1 ± 0.3", "−4", "nan", "-inf", ".5", "12 / 40", "2.1 x"],

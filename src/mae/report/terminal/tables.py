@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -30,14 +31,31 @@ def show_grid(console: Console, title: str, header: Sequence[str], rows: Sequenc
     """
     console.print(Text(visible(title), style="bold"))
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for number, (name, numeric) in enumerate(zip(header, numeric_columns(header, rows), strict=True)):
-        words = [word for cell in (name, *(row[number] for row in rows)) for word in cell.split()]
-        narrowest = min(_UNBROKEN, max(map(len, words), default=0))
+    columns = [[visible(cell) for cell in column] for column in zip(header, *rows, strict=True)]
+    widths = _widths(columns, console.width - 2 * (len(columns) - 1))
+    for (name, *_), width, numeric in zip(columns, widths, numeric_columns(header, rows), strict=True):
         justify: Literal["right", "left"] = "right" if numeric else "left"
-        table.add_column(Text(visible(name)), justify=justify, overflow="fold", min_width=narrowest)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
+        table.add_column(Text(name), justify=justify, overflow="fold", width=width)
+    for row in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Of columns that share a line: the widest give way, down to their longest word as long as that is enough.
+
+    rich itself makes columns with a least width wider than the line, and cuts what is beyond it.
+    """
+    widths = [min(max(map(cell_len, column)), available) for column in columns]
+    words = [[word for cell in column for word in cell.split()] for column in columns]
+    narrowest = [min(_UNBROKEN, max(map(cell_len, column), default=1)) for column in words]
+    numbers = range(len(columns))
+    while sum(widths) > available:
+        wide = [n for n in numbers if widths[n] > narrowest[n]] or [n for n in numbers if widths[n] > 1]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return [max(width, 1) for width in widths]
 
 
 def numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
