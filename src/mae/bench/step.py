@@ -229,17 +229,16 @@ class _Step(ABC):
         self.model.compile(dynamic=False)
 
     def warm_up(self) -> int:
-        """Build it and take two steps; the memory that took."""
+        """Build it and take two steps; the memory that the second one takes beside weights and code, in bytes."""
+        self.build()
+        if self.compiled:
+            self.compile()
+        self.run()
         with PeakMemory(self.device) as memory:
-            self.build()
-            if self.compiled:
-                self.compile()
-            self.run()
-            if self.device.type == "cuda":  # the second step, which has the averages, without what compiling took
-                torch.cuda.reset_peak_memory_stats(self.device)
             self.run()
             synchronise(self.device)
-        return memory.peak_bytes
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        return memory.peak_bytes + sum(value.nbytes for value in states if isinstance(value, Tensor))
 
     def once(self) -> float:
         steps = 1 if self.device.type == "cpu" else _STEPS_A_TURN
