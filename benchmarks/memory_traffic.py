@@ -187,15 +187,17 @@ def _least_of(counter: ByteCounter, least: Moved, value: int) -> Any:
             forward = read + output.numel() * value + weights
             backward = forward if pixels else 2 * forward
         elif isinstance(module, Attention | CrossAttention):
-            tokens, memory = inputs[0].numel(), inputs[-1].numel()  # of queries, and of keys and values
+            tokens = output.numel()  # of queries; and of keys and values:
+            memory = inputs[1 if isinstance(module, CrossAttention) else 0].numel()
             forward = 2 * (tokens + memory) * value
             backward = 4 * (tokens + memory) * value  # the same and the output's gradient read, three written
         elif isinstance(module, Mlp):
             hidden = output.numel() // output.shape[-1] * module.fc1.out_features
             backward = hidden * value  # for GELU's derivative, where the second layer's gradient is written
         elif isinstance(module, _BLOCKS):
-            forward = 2 * inputs[0].numel() * value  # the tokens, to which each branch adds
-            backward = 4 * inputs[0].numel() * value  # their gradient, and they themselves for the norms' derivative
+            forward = 2 * output.numel() * value  # the tokens, to which each branch adds
+            # Their gradient, and they themselves for the norms' derivative.
+            backward = 2 * (inputs[0].numel() + output.numel()) * value
         least[counter.part, "forward"] += forward
         least[counter.part, "backward"] += backward
 

@@ -47,20 +47,26 @@ def test_parts_of_a_step_move_what_was_counted_by_hand() -> None:
     predicted = model.plan(images).predicted.shape[1]
     rows = {row["part"]: row for row in rows_of(moved, least)}
 
-    mlps = [block.mlp for block in model.decoder.blocks]
-    dim, hidden = mlps[0].fc1.in_features, mlps[0].fc1.out_features
-    narrow, wide = (len(images) * (tokens + model.encoder.num_prefix) * width for width in (dim, hidden))
-    weights, biases = dim * hidden, dim + hidden
+    layer = model.decoder.blocks[0].mlp.fc1
+    dim, hidden = layer.in_features, layer.out_features
+    # All tokens leave the first block, and the predicted ones alone the second.
+    counts = [tokens + model.encoder.num_prefix, predicted]
+    assert len(model.decoder.blocks) == len(counts)
+    narrow, wide = (len(images) * sum(counts) * width for width in (dim, hidden))
+    weights, biases = 2 * dim * hidden, 2 * (dim + hidden)
     mlp = rows["decoder: MLP"]
-    assert mlp["forward"] == 4 * len(mlps) * (2 * narrow + 4 * wide + 2 * weights + biases)
-    assert mlp["backward"] == 4 * len(mlps) * (5 * narrow + 8 * wide + 4 * weights + biases)
-    assert mlp["least_forward"] == 4 * len(mlps) * (2 * narrow + 2 * wide + 2 * weights)
-    assert mlp["least_backward"] == 4 * len(mlps) * (4 * narrow + 5 * wide + 4 * weights)
+    assert mlp["forward"] == 4 * (2 * narrow + 4 * wide + 2 * weights + biases)
+    assert mlp["backward"] == 4 * (5 * narrow + 8 * wide + 4 * weights + biases)
+    assert mlp["least_forward"] == 4 * (2 * narrow + 2 * wide + 2 * weights)
+    assert mlp["least_backward"] == 4 * (4 * narrow + 5 * wide + 4 * weights)
 
-    norms = 2 * len(mlps) * narrow + len(images) * predicted * dim
+    whole, part = (len(images) * count * dim for count in counts)
+    norms = 3 * whole + 2 * part  # two in each block, the second one's first of all tokens, and that of the head
     statistics = norms // dim
-    assert rows["decoder: norm"]["forward"] == 4 * (2 * norms + 2 * statistics + 2 * dim * (2 * len(mlps) + 1))
-    assert rows["decoder: residual"]["forward"] == rows["decoder: residual"]["backward"] == 4 * 6 * len(mlps) * narrow
+    assert rows["decoder: norm"]["forward"] == 4 * (2 * norms + 2 * statistics + 2 * dim * 5)
+    assert rows["decoder: residual"]["forward"] == 4 * 6 * narrow
+    # The gradient of a part of the tokens is written as one of all, and added to that of the keys and values.
+    assert rows["decoder: residual"]["backward"] == 4 * (6 * whole + 4 * (whole + part))
 
     values = len(images) * predicted * model.config.layout.token_values
     assert rows["loss"]["forward"] == 4 * (2 * values + 1)

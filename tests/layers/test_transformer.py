@@ -32,6 +32,20 @@ def test_block_matches_timm_in_output_and_gradients(dim: int, heads: int, ratio:
         assert_close(weight.grad, others[name].grad, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_first_tokens_leave_alone_as_beside_the_others() -> None:
+    torch.manual_seed(0)
+    blocks = make_blocks(dim=24, depth=2, num_heads=3, mlp_ratio=2.0)
+    for weight in blocks.parameters():
+        nn.init.normal_(weight, std=0.3)
+    results = []
+    for alone in (False, True):
+        x = torch.randn(3, 11, 24, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        output = blocks(x, 4) if alone else blocks(x)[:, :4]
+        results.append([output, *torch.autograd.grad(output.square().mean(), [x, *blocks.parameters()])])
+    assert results[0][0].shape == (3, 4, 24)
+    assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
 def test_depth_and_widths_are_as_asked() -> None:
     blocks = make_blocks(dim=12, depth=3, num_heads=2, mlp_ratio=2.5)
     assert len(blocks) == 3

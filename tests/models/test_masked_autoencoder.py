@@ -81,7 +81,8 @@ def test_training_computes_nothing_that_it_throws_away(cls_token: bool) -> None:
 
         return hook
 
-    for name in ("encoder.patch_embed.proj", "encoder.blocks.0.mlp.fc1", "decoder.pred", "decoder.norm"):
+    names = ["encoder.patch_embed.proj", "encoder.blocks.0.mlp.fc1", "decoder.pred", "decoder.norm"]
+    for name in [*names, "decoder.blocks.0.mlp.fc1", "decoder.blocks.1.mlp.fc1"]:
         model.get_submodule(name).register_forward_hook(count(name))
     plan = model.plan(images)
     model(images, plan=plan).loss.backward()
@@ -89,6 +90,8 @@ def test_training_computes_nothing_that_it_throws_away(cls_token: bool) -> None:
     assert rows == {
         "encoder.patch_embed.proj": batch * visible,
         "encoder.blocks.0.mlp.fc1": batch * (visible + cls_token),
+        "decoder.blocks.0.mlp.fc1": batch * (visible + cls_token + predicted),
+        "decoder.blocks.1.mlp.fc1": batch * predicted,  # nobody asks for more of the last block
         "decoder.pred": batch * predicted,
         "decoder.norm": batch * predicted,
     }

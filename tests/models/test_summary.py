@@ -1,6 +1,7 @@
 """The summary against formulas by hand, and without allocating anything."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +20,14 @@ def linear(tokens: int, inputs: int, outputs: int) -> int:
     return 2 * tokens * inputs * outputs
 
 
-def block(tokens: int, dim: int, hidden: int) -> tuple[int, int]:
-    """Operations in linear layers (12 d^2 a token for the usual ratio of 4) and in the two products of attention."""
-    return linear(tokens, dim, 3 * dim + dim + 2 * hidden), 2 * linear(tokens, dim, tokens)
+def block(tokens: int, dim: int, hidden: int, *, out: int | None = None) -> int:
+    """Operations in linear layers (12 d^2 a token for the usual ratio of 4) and in the two products of attention.
+
+    Args:
+        out: tokens that leave it, if not all; the others are keys and values.
+    """
+    out = tokens if out is None else out
+    return linear(tokens, dim, 3 * dim) + linear(out, dim, dim + 2 * hidden) + 2 * linear(out, dim, tokens)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +40,12 @@ def test_operations_are_those_of_the_formula(changes: dict[str, Any]) -> None:
     visible = tokens // 4
     embed = linear(visible, values, dim)
     mlp, decoder_mlp = int(dim * c.encoder.mlp_ratio), int(decoder_dim * c.decoder.mlp_ratio)
-    encoder = embed + c.encoder.depth * sum(block(visible + prefix, dim, mlp))
+    encoder = embed + c.encoder.depth * block(visible + prefix, dim, mlp)
     between = linear(visible + prefix, dim, decoder_dim)
     head = linear(tokens - visible, decoder_dim, values)
-    decoder = between + head + c.decoder.depth * sum(block(tokens + prefix, decoder_dim, decoder_mlp))
-    whole = linear(tokens, values, dim) + c.encoder.depth * sum(block(tokens + prefix, dim, mlp))
+    decoder_block = partial(block, tokens + prefix, decoder_dim, decoder_mlp)
+    decoder = between + head + (c.decoder.depth - 1) * decoder_block() + decoder_block(out=tokens - visible)
+    whole = linear(tokens, values, dim) + c.encoder.depth * block(tokens + prefix, dim, mlp)
     summary = summarise(c)
     assert summary.encoder_flops == encoder
     assert summary.decoder_flops == decoder

@@ -29,6 +29,11 @@ def take_tokens(values: Float[Tensor, "B N P"], tokens: Int64[Tensor, "B M"]) ->
     return values.gather(1, tokens.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
+def take_rows(table: Float[Tensor, "N D"], tokens: Int64[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
+    """The rows of a table that all samples share, by the numbers of tokens; an index would copy value by value."""
+    return table.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Sizes of a sample and of its tokens, over any number of axes.
@@ -71,7 +76,7 @@ class MaskPlan:
 
     Attributes:
         visible: tokens the encoder sees, numbers in `[0, N)`.
-        predicted: tokens the decoder predicts, numbers in `[0, N)`.
+        predicted: tokens the decoder predicts, numbers in `[0, N)`: masked ones, or all of the grid.
         weight: how much each prediction counts in the loss; None counts each alike.
         hidden: True where a token is masked and the loss applies.
         grid: of the tokens, to draw the plan; None of a plan whose strategy did not say.
@@ -82,6 +87,11 @@ class MaskPlan:
     weight: Float[Tensor, "B M"] | None = None
     hidden: Bool[Tensor, "B N"]
     grid: Grid | None = None
+
+    @property
+    def predicts_all_masked(self) -> bool:
+        """Whether the decoder predicts each token that the encoder does not see, and no other."""
+        return self.visible.shape[1] + self.predicted.shape[1] == self.hidden.shape[1]
 
     def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
         """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""

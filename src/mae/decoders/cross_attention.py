@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mae.core.component import options_of
-from mae.core.types import Encoded, Grid, Layout, MaskPlan
+from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_rows
 from mae.decoders.transformer import TransformerDecoder
 from mae.layers.init import init_normal_
 from mae.layers.pos_embed import make_pos_embed
@@ -92,7 +92,7 @@ class CrossDecoder(nn.Module):
         """Predict the tokens in `plan.predicted` from all the encoder's levels."""
         stacked = torch.stack(list(encoded.levels))  # [levels, B, L, D]
         memories = torch.tensordot(self.mixture.to(stacked.dtype), stacked, dims=1)  # [depth, B, L, D]
-        x = self.mask_token + self.pos_embed(layout.grid)[plan.predicted]
+        x = self.mask_token + take_rows(self.pos_embed(layout.grid), plan.predicted)
         for block, memory in zip(self.blocks, memories, strict=True):
             x = self.blocks.through(block, x, memory)
         return self.pred(self.norm(x))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mae.core.component import Alias, Depth, Epsilon, MlpRatio, Width, options_of
 from mae.core.contracts import Encoder, Tokenizer
-from mae.core.types import Encoded, Grid, MaskPlan
+from mae.core.types import Encoded, Grid, MaskPlan, take_rows
 from mae.errors import UsageError
 from mae.layers.init import init_normal_
 from mae.layers.pos_embed import make_pos_embed
@@ -193,7 +193,7 @@ class MAEEncoder(nn.Module):
         x = self.patch_embed(images, visible)
         if plan is not None and self.mask_token is not None:
             x = torch.where(plan.hidden.unsqueeze(-1), self.mask_token.to(x.dtype), x)
-        x = x + (positions if visible is None else positions[visible])
+        x = x + (positions if visible is None else take_rows(positions, visible))
         if self.cls_token is not None:  # whose position is zero
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         return x

@@ -27,9 +27,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Every token attends to every token."""
-        return self.join(attend(*self.split(x)))
+    def forward(self, x: Float[Tensor, "B L D"], first: int | None = None) -> Float[Tensor, "B K D"]:
+        """Every token attends to every token; or the first ones alone do."""
+        query, key, value = self.split(x)
+        return self.join(attend(query[:, :, :first], key, value))
 
     def split(self, x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the tokens, each `[B, heads, L, D / heads]`."""

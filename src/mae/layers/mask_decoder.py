@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_tokens
+from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_rows, take_tokens
 from mae.layers.init import init_normal_
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
@@ -64,6 +64,13 @@ class MAEDecoder(nn.Module):
         """
         x, lead = self.embed(encoded.tokens), encoded.num_prefix
         prefix, tokens = x[:, :lead], x[:, lead:]
+        if encoded.places is not None and plan.predicts_all_masked:
+            # Attention asks for no order: with the predicted tokens in front the last block computes them alone.
+            positions = self.pos_embed(layout.grid)
+            masked = self.mask_token + take_rows(positions, plan.predicted)
+            visible = tokens + take_rows(positions, encoded.places)
+            x = self.blocks(torch.cat([masked, prefix, visible], dim=1), masked.shape[1])
+            return self.pred(self.norm(x))
         if encoded.places is not None:
             everywhere = self.mask_token.to(x.dtype).expand(x.shape[0], plan.hidden.shape[1], -1)  # [B, N, K]
             tokens = everywhere.scatter(1, encoded.places.unsqueeze(-1).expand_as(tokens), tokens)

@@ -62,9 +62,9 @@ class Block(nn.Module):
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
         self.drop_path = drop_path or DropPath(rate=0.0)
 
-    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Tokens in, tokens out."""
-        x = x + self.drop_path(self.attn(self.norm1(x)))
+    def forward(self, x: Float[Tensor, "B L D"], first: int | None = None) -> Float[Tensor, "B K D"]:
+        """Tokens in, tokens out: all, or the first ones alone, for which the others are only keys and values."""
+        x = x[:, :first] + self.drop_path(self.attn(self.norm1(x), first))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def attention_weights(self, x: Float[Tensor, "B L D"], *, queries: int) -> Float[Tensor, "B heads Q L"]:
@@ -99,7 +99,7 @@ class CrossBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def apply_block(block: nn.Module, *inputs: Tensor) -> Tensor:
+def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     """The output of a block."""
     return block(*inputs)
 
@@ -121,13 +121,14 @@ class Blocks(nn.Sequential):
         self.activation_checkpointing = activation_checkpointing
         self.apply_block: Callable[..., Tensor] = apply_block
 
-    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Tokens in, tokens out."""
-        for block in self:
+    def forward(self, x: Float[Tensor, "B L D"], first: int | None = None) -> Float[Tensor, "B K D"]:
+        """Tokens in, tokens out: all, or the first ones alone, whose number only the last block is told."""
+        *others, last = self
+        for block in others:
             x = self.through(block, x)
-        return x
+        return self.through(last, x) if first is None else self.through(last, x, first)
 
-    def through(self, block: nn.Module, *inputs: Tensor) -> Tensor:
+    def through(self, block: nn.Module, *inputs: Any) -> Tensor:
         """The output of one of the blocks, with activation checkpointing where that is on."""
         if not torch.is_grad_enabled():  # evaluations have many shapes, each of which would be compiled
             return apply_block(block, *inputs)
