@@ -17,7 +17,7 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """PyTorch's variable for the folder in which it keeps what it compiled."""
 
 _MOST_CODES = 64
-"""Of one function: two kinds of blocks, each with the lengths and settings that a run meets."""
+"""Of one function: two kinds of blocks and the decoder's last, each with the lengths and settings that a run meets."""
 
 
 def compile_blocks(model: nn.Module, on: bool = True, *, dynamic: bool = False) -> None:
