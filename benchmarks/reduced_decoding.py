@@ -25,7 +25,7 @@ from torch.nn.functional import conv2d
 from mae.bench.data import Crops, jpegs_in
 from mae.bench.report import machine, markdown_row, script_parser, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
-from mae.data.packs.encodings import ShortSide
+from mae.data.packs.encodings import QUALITY, ShortSide
 
 SIDE = 224
 LARGE, PARTS = (4032, 3024), 8
@@ -64,7 +64,7 @@ def short_side(file: Path) -> bytes:
     factor = side / min(image.size)
     if factor >= 1:
         return file.read_bytes()
-    return saved(image.resize((round(image.width * factor), round(image.height * factor))), ShortSide().quality)
+    return saved(image.resize((round(image.width * factor), round(image.height * factor))), QUALITY)
 
 
 def timed(crop: Callable[[int], Tensor], count: int) -> float:
