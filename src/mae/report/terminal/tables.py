@@ -46,7 +46,8 @@ def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int]:
 
     rich itself makes columns with a least width wider than the line, and cuts what is beyond it.
     """
-    widths = [min(max(map(cell_len, column)), available) for column in columns]
+    lines = [[line for cell in column for line in cell.splitlines()] for column in columns]
+    widths = [min(max(map(cell_len, column), default=0), available) for column in lines]
     words = [[word for cell in column for word in cell.split()] for column in columns]
     narrowest = [min(_UNBROKEN, max(map(cell_len, column), default=1)) for column in words]
     numbers = range(len(columns))
