@@ -16,5 +16,7 @@ def test_only_masked_tokens_are_predicted(kind: str) -> None:
     plan = mask.plan(MaskRequest(layout=LAYOUT, keys=keys, scores=scores))
     assert bool(plan.hidden.gather(1, plan.predicted).all())
     assert not bool(plan.hidden.gather(1, plan.visible).any())
-    assert plan.predicts_all_masked == mask.predicts_all
-    assert not plan.predict_all().predicts_all_masked
+    assert plan.predicts_rest == mask.predicts_all and plan.take(slice(3)).predicts_rest == plan.predicts_rest
+    counts = [plan.visible.shape[1] + plan.predicted.shape[1], LAYOUT.num_tokens]
+    assert plan.predicts_rest == (counts[0] == counts[1])
+    assert not plan.predict_all().predicts_rest

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from mae.core.contracts import Batch, Taught
+from mae.core.types import MaskPlan
 from mae.errors import UsageError
 
 OPTIONS: list[dict[str, Any]] = [{}, {"cls_token": False}, {"pos_embed": "learned"}, {"norm_pix_loss": False}]
@@ -28,6 +29,16 @@ def test_the_training_path_equals_the_plain_path(options: dict[str, Any]) -> Non
     shown.loss.backward()
     for (name, mine), other in zip(lean.named_parameters(), plain.parameters(), strict=True):
         assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_plan_that_predicts_visible_patches_too_is_taken_as_it_is() -> None:
+    """Of 24 patches 12 are visible and 12 predicted, and six are both."""
+    model = tiny_model().eval()
+    order, hidden = torch.arange(24).expand(3, -1), torch.ones(3, 24, dtype=torch.bool)
+    hidden[:, :12] = False
+    plan = MaskPlan(visible=order[:, :12], predicted=order[:, 6:18], hidden=hidden)
+    some, every = (model(images_for(model), plan=each).prediction for each in (plan, plan.predict_all()))
+    assert_close(some, every[:, 6:18], rtol=1e-5, atol=1e-5)
 
 
 def test_hidden_pixels_never_reach_the_encoder() -> None:

@@ -76,10 +76,12 @@ class MaskPlan:
 
     Attributes:
         visible: tokens the encoder sees, numbers in `[0, N)`.
-        predicted: tokens the decoder predicts, numbers in `[0, N)`: masked ones, or all of the grid.
+        predicted: tokens the decoder predicts, numbers in `[0, N)`.
         weight: how much each prediction counts in the loss; None counts each alike.
         hidden: True where a token is masked and the loss applies.
         grid: of the tokens, to draw the plan; None of a plan whose strategy did not say.
+        predicts_rest: whether `predicted` holds each token that is not visible, and no other, as its strategy says: a
+            decoder then computes nothing twice or in vain.
     """
 
     visible: Int64[Tensor, "B V"]
@@ -87,11 +89,7 @@ class MaskPlan:
     weight: Float[Tensor, "B M"] | None = None
     hidden: Bool[Tensor, "B N"]
     grid: Grid | None = None
-
-    @property
-    def predicts_all_masked(self) -> bool:
-        """Whether the decoder predicts each token that the encoder does not see, and no other."""
-        return self.visible.shape[1] + self.predicted.shape[1] == self.hidden.shape[1]
+    predicts_rest: bool = False
 
     def on_grid(self, values: Float[Tensor, "B M P"]) -> Float[Tensor, "B N P"]:
         """Values of the predicted tokens on the whole grid in raster order; zeros where nothing was predicted."""
@@ -111,12 +109,12 @@ class MaskPlan:
         return self._each(lambda values: values[rows])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "MaskPlan":
-        return MaskPlan(
+        return replace(
+            self,
             visible=change(self.visible),
             predicted=change(self.predicted),
             weight=None if self.weight is None else change(self.weight),
             hidden=change(self.hidden),
-            grid=self.grid,
         )
 
     def roles(self) -> list[list[str]]:
@@ -138,7 +136,7 @@ class MaskPlan:
         """The same mask with every token predicted; only the hidden ones still count in the loss."""
         batch, num_tokens = self.hidden.shape
         everything = torch.arange(num_tokens, device=self.hidden.device).expand(batch, -1)
-        return replace(self, predicted=everything, weight=self.hidden.float())
+        return replace(self, predicted=everything, weight=self.hidden.float(), predicts_rest=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -64,7 +64,7 @@ class MAEDecoder(nn.Module):
         """
         x, lead = self.embed(encoded.tokens), encoded.num_prefix
         prefix, tokens = x[:, :lead], x[:, lead:]
-        if encoded.places is not None and plan.predicts_all_masked:
+        if encoded.places is not None and plan.predicts_rest:
             # Attention asks for no order: with the predicted tokens in front the last block computes them alone.
             positions = self.pos_embed(layout.grid)
             masked = self.mask_token + take_rows(positions, plan.predicted)

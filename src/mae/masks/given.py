@@ -35,7 +35,8 @@ def plan_from_mask(mask: Shaped[Tensor, "..."], *, batch: int, layout: Layout) -
         )
     order = hidden.to(torch.uint8).argsort(dim=1, stable=True)  # visible tokens first, each part in raster order
     num_visible = num_tokens - num_hidden
-    return MaskPlan(visible=order[:, :num_visible], predicted=order[:, num_visible:], hidden=hidden, grid=layout.grid)
+    visible, predicted = order[:, :num_visible], order[:, num_visible:]
+    return MaskPlan(visible=visible, predicted=predicted, hidden=hidden, grid=layout.grid, predicts_rest=True)
 
 
 def _hidden_tokens(mask: Shaped[Tensor, "..."], *, batch: int, layout: Layout) -> Bool[Tensor, "B N"]:

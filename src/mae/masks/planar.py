@@ -1,5 +1,6 @@
 """What masks over rows and columns of patches share."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -44,4 +45,4 @@ def plan_of(visible: Int64[Tensor, "B V"], predicted: Int64[Tensor, "B M"], num_
 
 def plan_in_order(order: Int64[Tensor, "B N"], num_visible: int) -> MaskPlan:
     """The plan in which the first tokens of an order are visible, and all others are predicted."""
-    return plan_of(order[:, :num_visible], order[:, num_visible:], order.shape[1])
+    return replace(plan_of(order[:, :num_visible], order[:, num_visible:], order.shape[1]), predicts_rest=True)

@@ -42,4 +42,5 @@ class RandomMasking(Mask):
         num_predicted = max(1, round(self.predicted * (num_tokens - num_visible)))
         visible, predicted = order[:, :num_visible], order[:, num_visible : num_visible + num_predicted]
         hidden: Bool[Tensor, "B N"] = torch.ones_like(order, dtype=torch.bool).scatter_(1, visible, False)
-        return MaskPlan(visible=visible, predicted=predicted, hidden=hidden)
+        rest = num_visible + num_predicted == num_tokens
+        return MaskPlan(visible=visible, predicted=predicted, hidden=hidden, predicts_rest=rest)
