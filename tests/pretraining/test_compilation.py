@@ -51,6 +51,21 @@ def test_what_is_compiled_is_kept_where_the_user_says(told: str | None, kept: bo
     assert os.environ.get(codes.CACHE) == told
 
 
+def test_each_run_of_a_process_has_room_for_its_codes(monkeypatch: pytest.MonkeyPatch):
+    seen: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        seen.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(codes, "_MOST_CODES", 2)
+    applied = torch.compile(codes._apply, dynamic=False, backend=compiler)
+    for width in range(2, 12):
+        with compiling(None):
+            applied(torch.nn.Linear(width, 3), torch.rand(2, width))
+    assert len(seen) == 10
+
+
 def decided(run: mae.PretrainResult) -> str:
     value: str = json.loads((run.folder / "config.json").read_text())["machine"]["compile"]
     return value
@@ -67,7 +82,7 @@ def test_a_short_run_is_not_compiled_and_says_why(
 ):
     run = pretrain(quiet=False)
     assert decided(run) == "off" and not counted
-    assert "the blocks are not compiled: a run as short as this would not win it back" in " ".join(
+    assert "the blocks are not compiled: the passes of this run take too short to win it back" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -111,7 +126,11 @@ def test_what_was_decided_is_remembered(pretrain: Run, counted: list[Any], monke
 
 
 def test_a_compiler_that_fails_ends_no_run(
-    pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pretrain: Run,
+    counted: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ):
     def broken(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         raise RuntimeError("no compiler found\nand pages of it")
@@ -120,7 +139,9 @@ def test_a_compiler_that_fails_ends_no_run(
     plain, run = pretrain("plain", compile="off"), pretrain("on", compile="on", quiet=False)
     assert decided(run) == "off"
     told = " ".join(capsys.readouterr().out.split())
-    assert "the blocks cannot be compiled here (RuntimeError: no compiler found); they are not" in told
+    assert (said := "the blocks cannot be compiled here (RuntimeError: no compiler found); they are not") in told
+    pretrain("quiet", compile="on")
+    assert said in caplog.text
     weights = [each.load_model().state_dict() for each in (plain, run)]
     assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())
 

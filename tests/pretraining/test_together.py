@@ -188,6 +188,15 @@ def test_a_lost_data_worker_is_told_by_the_process_that_had_it(runs: Path):
     assert "Traceback" not in main + had_it and last_steps(runs / "worker")
 
 
+def test_a_compiler_that_fails_in_one_process_ends_no_run(runs: Path):
+    """Divided, where a pass that fails in one process would leave the other waiting in its own."""
+    assert codes(runs, "uncompiled") == [0, 0]
+    assert "the blocks cannot be compiled in another process; they are not" in " ".join(
+        words(runs, "uncompiled")[0].split()
+    )
+    assert json.loads((runs / "uncompiled" / "config.json").read_text())["machine"]["compile"] == "off"
+
+
 def test_a_full_disk_ends_all_and_is_told_once(runs: Path):
     assert codes(runs, "full") == [1, 1]
     first, second = words(runs, "full")

@@ -151,6 +151,16 @@ def broken_step() -> None:
     Trainer._backward = spoil  # type: ignore[method-assign]
 
 
+def no_compiler() -> None:
+    """One process of the two cannot compile anything."""
+
+    def broken(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        raise RuntimeError("no compiler found")
+
+    backend = broken if os.environ["RANK"] == "1" else "aot_eager"
+    compiled._compiled = lambda dynamic: torch.compile(apply_block, dynamic=dynamic, backend=backend)  # type: ignore[assignment]
+
+
 def restarted(folder: Path) -> None:
     """PyTorch's launcher starts both processes anew after one of them dies."""
     config = LaunchConfig(
@@ -197,6 +207,7 @@ def everything(folder: Path) -> None:
     said(folder, "full", full_disk)
     said(folder, "broken", broken_step, options=["--checkpoint-every", "4"])
     said(folder, "hopeless", broken_step, options=["--checkpoint-every", "100"])
+    said(folder, "uncompiled", no_compiler, options=["--compile", "on", "--shard"])
     said(folder, "wrong", lambda: None, options=["--batch-size", "15"])
     said(folder, "untold", lambda: os.environ.update(OPENMAE_TIMEOUT="soon"))
 

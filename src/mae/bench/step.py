@@ -94,8 +94,8 @@ class Timed:
         of_matmul: ratio to those of a large matrix product.
         of_copy: bytes per second that the optimizer's step reads and writes, as a ratio to copying; None where not
             measured.
-        peak_bytes: memory that two steps took; on a CPU by the process's growth, good to a tenth, and over the weights,
-            which are there before.
+        peak_bytes: memory that a step takes beside the weights, with the optimizer's averages; on a CPU by the
+            process's growth, good to a tenth.
         parts: share of the step's time by part; empty for the peer and what is compiled.
     """
 

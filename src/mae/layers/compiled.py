@@ -44,6 +44,7 @@ def compiling(folder: Path | None) -> Iterator[None]:
             where PyTorch keeps it, which may be gone when the machine is started again.
     """
     import torch._dynamo
+    from torch._C._dynamo.eval_frame import reset_code
 
     before = os.environ.get(CACHE)
     if folder is not None and not _is_chosen(before):
@@ -52,6 +53,7 @@ def compiling(folder: Path | None) -> Iterator[None]:
         with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
             yield
     finally:
+        reset_code(_apply.__code__)  # a process may have many runs, and the limit is one for all
         os.environ.pop(CACHE, None)
         if before is not None:
             os.environ[CACHE] = before
@@ -72,10 +74,12 @@ def _is_chosen(folder: str | None) -> bool:
     return not (path.parent == Path(gettempdir()) and path.name.startswith("torchinductor_"))
 
 
+def _apply(block: nn.Module, *inputs: Any) -> Tensor:
+    """As `apply_block`, which stays as it is."""
+    return block(*inputs)
+
+
 @cache
 def _compiled(dynamic: bool) -> Any:
-    def apply(block: nn.Module, *inputs: Tensor) -> Tensor:
-        return block(*inputs)
-
     # Deterministic: which code is fastest is not tried out, for two processes could find, and round, differently.
-    return torch.compile(apply, dynamic=dynamic, options={"deterministic": True})
+    return torch.compile(_apply, dynamic=dynamic, options={"deterministic": True})

@@ -271,7 +271,11 @@ def _carry_out(
     if not world.is_main:
         tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
     with stage(console, "Timing the model") if prepared.config.machine.compile != "off" else nullcontext():
+        asked = prepared.config.machine.compile
         prepared, told = settle_compilation(prepared, model, done=trainer.step, held=held)
+    failed = asked == "on" and prepared.config.machine.compile == "off"
+    if failed and console.quiet and world.is_main:  # told in the header otherwise
+        _log.warning("%s", told)
     show_header(console, prepared, model, trainer, baselines, compilation=told)
     world.from_main(partial(_open_folder, prepared, held))
     with _ending_recorded(prepared, trainer):

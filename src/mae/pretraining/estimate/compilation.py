@@ -13,11 +13,12 @@ import torch
 from mae.data.remote.cache import user_cache
 from mae.errors import UsageError
 from mae.layers.compiled import compile_blocks, compiling, failing_aloud
+from mae.layers.transformer import make_blocks
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.estimate.profile import TrialStep, first_crops, lowest_and_mean_ratio
 from mae.pretraining.resolve import RunContext
 from mae.report.terminal.console import duration
-from mae.training.device import synchronise
+from mae.training.device import keep_freed_memory, synchronise
 from mae.training.rehearsal import rehearsal
 
 WORTH_TRYING = {"cpu": 1200.0, "cuda": 300.0}
@@ -94,6 +95,18 @@ def try_compilation(model: MaskedAutoencoder, passed: Callable[[], float], *, dy
     return CompileTrial(seconds=median(plain), compiled=median(compiled), compilation=compilation)
 
 
+def _fails_alone(device: torch.device) -> str:
+    """Why not even a small block can be compiled in this process, which waits for no other meanwhile; empty: it can."""
+    block = make_blocks(dim=8, depth=1, num_heads=1, mlp_ratio=1.0).to(device)
+    compile_blocks(block)
+    try:
+        with failing_aloud():
+            block(torch.rand(2, 4, 8, device=device)).sum().backward()
+    except Exception as error:  # whatever a compiler raises
+        return _first_line(error)
+    return ""
+
+
 def settle_compilation(
     prepared: RunContext, model: MaskedAutoencoder, *, done: int, held: ExitStack
 ) -> tuple[RunContext, str]:
@@ -106,7 +119,8 @@ def settle_compilation(
         held: until it is closed, blocks that cannot be compiled for a new shape are computed as they are.
 
     Returns:
-        The run, whose `compile` is `on` or `off`, and what to tell of it: nothing where nothing was tried.
+        The run, whose `compile` is `on` or `off` unless it is over, and what to tell of it: nothing where nothing was
+        tried.
 
     Raises:
         MAEError: images that cannot be read.
@@ -120,16 +134,24 @@ def settle_compilation(
     with ExitStack() as stack, _rehearsed(prepared, model) as passed:
         if asked == "auto" and not _is_long(prepared, passed, passes):
             return _with_compile(prepared, "off"), (
-                "the blocks are not compiled: a run as short as this would not win it back"
+                "the blocks are not compiled: the passes of this run take too short to win it back"
             )
         stack.enter_context(compiling(compiled_code()))
+        if world.size > 1:  # a pass that fails in one process would leave the others waiting in theirs
+            error = _fails_alone(prepared.device)
+            if not world.minimum(torch.tensor(float(not error))).item():
+                where = f"here ({error})" if error else "in another process"
+                return _with_compile(prepared, "off"), f"the blocks cannot be compiled {where}; they are not"
         trial = try_compilation(model, passed, dynamic=prepared.mask_schedule.kind != "const")
-        works, faster = world.minimum(torch.tensor([float(not trial.error), float(pays(trial))])).tolist()
-        if not works or (asked == "auto" and not faster):
-            compile_blocks(model, on=False)
-            return _with_compile(prepared, "off"), f"{trial.told()}; they are not"
-        held.enter_context(stack.pop_all())
-    return _with_compile(prepared, "on"), trial.told()
+        found = torch.tensor([float(not trial.error), float(pays(trial))])
+        works, faster = (world.minimum(found) > 0).tolist()
+        if works and (faster or asked == "on"):
+            held.enter_context(stack.pop_all())
+            return _with_compile(prepared, "on"), trial.told()
+        compile_blocks(model, on=False)
+        elsewhere = not trial.error and (asked == "on" or pays(trial))
+        told = f"{trial.told()}, but not in another process" if elsewhere else trial.told()
+    return _with_compile(prepared, "off"), f"{told}; they are not"
 
 
 def _is_long(prepared: RunContext, passed: Callable[[], float], passes: int) -> bool:
@@ -144,6 +166,8 @@ def _is_long(prepared: RunContext, passed: Callable[[], float], passes: int) -> 
 @contextmanager
 def _rehearsed(prepared: RunContext, model: MaskedAutoencoder) -> Iterator[Callable[[], float]]:
     """A function that does a pass forward and backward over a part of a batch, and returns the seconds it took."""
+    if prepared.device.type == "cpu":
+        keep_freed_memory()  # as in a run
     crops, keys = first_crops(prepared, _CROPS)
     chosen = torch.arange(prepared.part_size) % len(crops)
     step, (lowest, _) = TrialStep(prepared, model, crops[chosen], keys[chosen]), lowest_and_mean_ratio(prepared)
