@@ -17,6 +17,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch.nn.functional import conv2d
 from mae.bench.data import Crops, jpegs_in
 from mae.bench.report import machine, markdown_row, script_parser, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
-from mae.data.packs.encodings import QUALITY, ShortSide
+from mae.data.packs.encodings import Original, ShortSide
 
 SIDE = 224
 LARGE, PARTS = (4032, 3024), 8
@@ -60,11 +61,8 @@ def mosaic(files: Sequence[Path], number: int) -> bytes:
 
 def short_side(file: Path) -> bytes:
     """As `mae pack` would store it."""
-    image, side = Image.open(file).convert("RGB"), ShortSide().side
-    factor = side / min(image.size)
-    if factor >= 1:
-        return file.read_bytes()
-    return saved(image.resize((round(image.width * factor), round(image.height * factor))), QUALITY)
+    pixels = np.asarray(Image.open(file).convert("RGB"))
+    return ShortSide().pack(Original(name=str(file), image=pixels, data=file.read_bytes(), nodata=None)).data
 
 
 def timed(crop: Callable[[int], Tensor], count: int) -> float:

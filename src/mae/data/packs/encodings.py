@@ -60,7 +60,7 @@ class PackForm(Protocol):
         ...
 
 
-QUALITY = 90
+_QUALITY = 90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class ShortSide:
 
     def to_json(self) -> dict[str, str | int]:
         """See `PackForm`."""
-        told: dict[str, str | int] = {"kind": "jpeg", "short_side": self.side, "quality": self.quality or QUALITY}
+        told: dict[str, str | int] = {"kind": "jpeg", "short_side": self.side, "quality": self.quality or _QUALITY}
         return told if self.quality is None else {**told, "encoded": "all"}
 
     def pack(self, original: Original) -> Packed:
@@ -105,7 +105,7 @@ class ShortSide:
         pixels = _scaled(original, self.side)
         stream = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(
-            stream, "JPEG", quality=self.quality or QUALITY
+            stream, "JPEG", quality=self.quality or _QUALITY
         )
         return Packed(stream.getvalue(), "jpg", pixels.shape, pixels.dtype)
 
