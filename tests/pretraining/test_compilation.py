@@ -59,7 +59,7 @@ def test_each_run_of_a_process_has_room_for_its_codes(monkeypatch: pytest.Monkey
         return graph.forward
 
     monkeypatch.setattr(codes, "_MOST_CODES", 2)
-    applied = torch.compile(codes._apply, dynamic=False, backend=compiler)
+    applied = torch.compile(apply_block, dynamic=False, backend=compiler)
     for width in range(2, 12):
         with compiling(None):
             applied(torch.nn.Linear(width, 3), torch.rand(2, width))

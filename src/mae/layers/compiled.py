@@ -9,7 +9,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mae.layers.transformer import Blocks, apply_block
 
@@ -53,7 +53,7 @@ def compiling(folder: Path | None) -> Iterator[None]:
         with torch._dynamo.config.patch(suppress_errors=True, recompile_limit=_MOST_CODES):
             yield
     finally:
-        reset_code(_apply.__code__)  # a process may have many runs, and the limit is one for all
+        reset_code(apply_block.__code__)  # a process may have many runs, and the limit is one for all
         os.environ.pop(CACHE, None)
         if before is not None:
             os.environ[CACHE] = before
@@ -74,12 +74,7 @@ def _is_chosen(folder: str | None) -> bool:
     return not (path.parent == Path(gettempdir()) and path.name.startswith("torchinductor_"))
 
 
-def _apply(block: nn.Module, *inputs: Any) -> Tensor:
-    """As `apply_block`, which stays as it is."""
-    return block(*inputs)
-
-
 @cache
 def _compiled(dynamic: bool) -> Any:
     # Deterministic: which code is fastest is not tried out, for two processes could find, and round, differently.
-    return torch.compile(_apply, dynamic=dynamic, options={"deterministic": True})
+    return torch.compile(apply_block, dynamic=dynamic, options={"deterministic": True})
