@@ -31,12 +31,12 @@ def show_grid(console: Console, title: str, header: Sequence[str], rows: Sequenc
     """
     console.print(Text(visible(title), style="bold"))
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    columns = [[visible(cell) for cell in column] for column in zip(header, *rows, strict=True)]
-    widths = _widths(columns, console.width - 2 * (len(columns) - 1))
-    for (name, *_), width, numeric in zip(columns, widths, numeric_columns(header, rows), strict=True):
+    names, *cells = [[visible(cell) for cell in row] for row in (header, *rows)]
+    widths = _widths(list(zip(names, *cells, strict=True)), console.width - 2 * (len(names) - 1))
+    for name, width, numeric in zip(names, widths, numeric_columns(header, rows), strict=True):
         justify: Literal["right", "left"] = "right" if numeric else "left"
         table.add_column(Text(name), justify=justify, overflow="fold", width=width)
-    for row in list(zip(*columns, strict=True))[1:]:
+    for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
 
