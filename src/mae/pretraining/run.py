@@ -270,8 +270,8 @@ def _carry_out(
         world.from_main(lambda: tasks.extend(_make_tasks(prepared, trainer.whole_module, console)))
     if not world.is_main:
         tasks = [PeriodicTask(every=every, run=lambda step: None) for every in _steps_between_tasks(prepared)]
-    with stage(console, "Timing the model") if prepared.config.machine.compile != "off" else nullcontext():
-        asked = prepared.config.machine.compile
+    asked = prepared.config.machine.compile
+    with stage(console, "Timing the model") if asked != "off" else nullcontext():
         prepared, told = settle_compilation(prepared, model, done=trainer.step, held=held)
     failed = asked == "on" and prepared.config.machine.compile == "off"
     if failed and console.quiet and world.is_main:  # told in the header otherwise
