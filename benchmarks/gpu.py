@@ -4,9 +4,9 @@
 
 Steps of ViT-Base and ViT-Large beside transformers' ViTMAE as its users run it (bf16 autocast, SDPA) and compiled,
 their share of the measured matrix product and their memory; decoding; whole runs of `large` from JPEGs and of `base`
-from a pack; how time and memory grow; which numbers of tokens suit it. `--only step` and so on take a part of it. Each
-part writes a JSON file into the folder; goals of all files that lie there are told at the end, and do not change the
-exit code.
+from a pack; how time and memory grow; which numbers of tokens suit it; a forward pass of one image. `--only step` and
+so on take a part of it, `--seconds` is how long each thing is measured. Each part writes a JSON file into the folder;
+goals of all files that lie there are told at the end, and do not change the exit code.
 """
 
 import json
@@ -16,6 +16,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -33,20 +34,20 @@ BASE, LARGE = "mae_vit_base_patch16", "mae_vit_large_patch16"
 BATCH = {BASE: 256, LARGE: 128}
 COPIES = 10
 """Of each photograph, so that there are more than a batch holds."""
-PARTS = ("step", "data", "end-to-end", "growth", "tokens")
+PARTS = ("step", "data", "end-to-end", "growth", "tokens", "latency")
 
 
 def step(args: Namespace, console: Console) -> None:
     for name in (BASE, LARGE):
         bench = StepBench(
             models=(name,), decoders=("self", "cross", "cross:0.3333"), device=args.device, batch_size=BATCH[name],
-            peer=True, compile=True, seconds=60, out=args.out / f"step-{name}.json",
+            peer=True, compile=True, seconds=args.seconds, out=args.out / f"step-{name}.json",
         )  # fmt: skip
         run_step_bench(bench, console)
 
 
 def data(args: Namespace, console: Console) -> None:
-    run_data_bench(DataBench(source=str(args.photos), out=args.out / "data.json"), console)
+    run_data_bench(DataBench(source=str(args.photos), seconds=args.seconds, out=args.out / "data.json"), console)
 
 
 def end_to_end(args: Namespace, console: Console) -> None:
@@ -61,8 +62,10 @@ def end_to_end(args: Namespace, console: Console) -> None:
     if not packed.exists():
         pack(files, packed)
     for name, source in ((LARGE, files), (BASE, packed)):
-        config = RunConfig.of(source=str(source), model=name, batch_size=BATCH[name], lr=1e-4, device=args.device)
-        bench = EndToEnd(seconds=90, from_files=True, json=args.out / f"end-to-end-{name}.json")
+        config = RunConfig.of(
+            source=str(source), model=name, batch_size=BATCH[name], lr=1e-4, device=args.device, compile="on"
+        )
+        bench = EndToEnd(seconds=1.5 * args.seconds, from_files=True, json=args.out / f"end-to-end-{name}.json")
         run_end_to_end_bench(bench, config, console)
 
 
@@ -71,7 +74,11 @@ def growth(args: Namespace, console: Console) -> None:
 
 
 def tokens(args: Namespace, console: Console) -> None:
-    _beside("tokens.py", args, "--model", LARGE, "--batch-size", "256")
+    _beside("tokens.py", args, "--model", LARGE, "--batch-size", "256", "--seconds", str(args.seconds))
+
+
+def latency(args: Namespace, console: Console) -> None:
+    _beside("latency.py", args, "--model", BASE)
 
 
 def _beside(script: str, args: Namespace, *more: str) -> None:
@@ -103,6 +110,9 @@ def goals(folder: Path) -> Iterator[tuple[str, bool]]:
         if (path := folder / f"end-to-end-{name}.json").exists():
             reached = json.loads(path.read_text())["share"]["median"]
             yield f"{name} from {form}: {reached:.0%} of the rate without loading (goal 95 %)", reached >= 0.95
+    if (path := folder / "latency.json").exists():
+        milliseconds = 1e3 * median(json.loads(path.read_text())["seconds"]["ours, CUDA graph"])
+        yield f"{BASE}, features of one image: {milliseconds:.2f} ms (goal below 5)", milliseconds < 5
     if (path := folder / "data.json").exists():
         found = json.loads(path.read_text())
         ours = next(way["beside"]["median"] for way in found["ways"] if way["name"] == "ours")
@@ -118,10 +128,18 @@ def main() -> None:
     parser.add_argument("photos", type=Path, help="a folder of JPEGs")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the figures")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, default=60, help="that each thing is measured, about")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu to try the script")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Any] = {"step": step, "data": data, "end-to-end": end_to_end, "growth": growth, "tokens": tokens}
+    parts: dict[str, Any] = {
+        "step": step,
+        "data": data,
+        "end-to-end": end_to_end,
+        "growth": growth,
+        "tokens": tokens,
+        "latency": latency,
+    }
     for name in args.only:
         parts[name](args, Console(width=140))
     for text, met in goals(args.out):

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -19,6 +18,7 @@ from mae.pretraining.estimate.profile import TrialStep, first_crops, lowest_and_
 from mae.pretraining.resolve import RunContext
 from mae.report.terminal.console import duration
 from mae.training.device import keep_freed_memory, synchronise
+from mae.training.distributed import World
 from mae.training.rehearsal import rehearsal
 
 WORTH_TRYING = {"cpu": 1200.0, "cuda": 300.0}
@@ -26,7 +26,8 @@ WORTH_TRYING = {"cpu": 1200.0, "cuda": 300.0}
 
 _CROPS = 8
 """Real crops, which fill a part of a batch again and again: a model takes as long over them, and they are read soon."""
-_TURNS = 3
+_TURNS, _SECONDS = (3, 60), 4.0
+"""Of passes in turns: as many as take some seconds, for behind a compilation its processes still use the machine."""
 _GAIN = 1.02
 """Times as fast from which it pays: less is lost in the noise of a few passes."""
 
@@ -36,8 +37,8 @@ class CompileTrial:
     """Passes forward and backward as they are and compiled, in turns.
 
     Attributes:
-        seconds: of one pass as it is.
-        compiled: seconds of one that is compiled; infinite where that failed.
+        seconds: of the fastest pass as it is.
+        compiled: seconds of the fastest that is compiled; infinite where that failed.
         compilation: seconds that the compilation took.
         error: why it failed; empty where it did not.
     """
@@ -69,16 +70,23 @@ def pays(trial: CompileTrial) -> bool:
     return trial.gain >= _GAIN
 
 
-def try_compilation(model: MaskedAutoencoder, passed: Callable[[], float], *, dynamic: bool) -> CompileTrial:
+def try_compilation(
+    model: MaskedAutoencoder, passed: Callable[[], float], world: World, *, dynamic: bool
+) -> CompileTrial:
     """Compile the blocks, which they stay unless it fails, and time passes; used inside `compiling`.
+
+    The fastest pass of each kind counts: whatever else the machine does only adds.
 
     Args:
         model: whose blocks are compiled.
         passed: does a pass forward and backward in every process of a run, and returns the seconds it took.
+        world: the run's processes.
         dynamic: see `compile_blocks`.
     """
     passed()  # the first one also takes memory from the system
     plain: list[float] = [passed()]
+    least, most = _TURNS
+    turns = min(max(least, ceil(_SECONDS / (2 * world.minimum(torch.tensor(plain[0])).item()))), most)
     compiled: list[float] = []
     try:
         with failing_aloud():
@@ -87,12 +95,12 @@ def try_compilation(model: MaskedAutoencoder, passed: Callable[[], float], *, dy
     except Exception as error:  # whatever a compiler raises: the run can do without it
         compile_blocks(model, on=False)
         return CompileTrial(seconds=plain[0], error=_first_line(error))
-    for _ in range(_TURNS):
+    for _ in range(turns):
         compile_blocks(model, on=False)
         plain.append(passed())
         compile_blocks(model, dynamic=dynamic)
         compiled.append(passed())
-    return CompileTrial(seconds=median(plain), compiled=median(compiled), compilation=compilation)
+    return CompileTrial(seconds=min(plain), compiled=min(compiled), compilation=compilation)
 
 
 def _fails_alone(device: torch.device) -> str:
@@ -142,7 +150,7 @@ def settle_compilation(
             if not world.minimum(torch.tensor(float(not error))).item():
                 where = f"here ({error})" if error else "in another process"
                 return _with_compile(prepared, "off"), f"the blocks cannot be compiled {where}; they are not"
-        trial = try_compilation(model, passed, dynamic=prepared.mask_schedule.kind != "const")
+        trial = try_compilation(model, passed, world, dynamic=prepared.mask_schedule.kind != "const")
         found = torch.tensor([float(not trial.error), float(pays(trial))])
         works, faster = (world.minimum(found) > 0).tolist()
         if works and (faster or asked == "on"):
