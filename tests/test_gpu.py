@@ -36,9 +36,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 3e-2)])
-def test_the_loss_is_that_of_the_cpu(
-    precision: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_loss_is_that_of_the_cpu(precision: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # From its own first scale fp16 overflows once, and that step's gradient is missing from the optimizer's averages.
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**8))
     mae.pretrain("builtin:digits", out=tmp_path / "cpu", device="cpu", **OPTIONS)
