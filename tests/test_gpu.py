@@ -35,7 +35,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in loss_rows(read_rows(folder / "metrics.jsonl"))]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 3e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 1e-2)])
 def test_the_loss_is_that_of_the_cpu(precision: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # From its own first scale fp16 overflows once, and that step's gradient is missing from the optimizer's averages.
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**8))

@@ -19,6 +19,7 @@ from mae.layers.compiled import compile_blocks, compiling
 from mae.layers.transformer import Blocks, apply_block
 from mae.pretraining.estimate import compilation
 from mae.pretraining.estimate.estimate import plan_pretraining
+from mae.training.distributed import World
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -111,6 +112,22 @@ def test_a_long_run_is_left_as_it_is_where_that_does_not_pay(
     assert "1.01 times as fast; they are not" in " ".join(capsys.readouterr().out.split())
     weights = [each.load_model().state_dict() for each in (plain, run)]
     assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())  # the trial left no trace
+
+
+def test_the_fastest_of_some_seconds_of_passes_decide(counted: list[Any]):
+    """The first five compiled ones are slow, as behind a compilation on a GPU."""
+    model = mae.create_model("mae_vit_lesson_patch4", img_size=8, patch_size=2)
+    slow = [5.0] * 5
+    taken = {True: 0, False: 0}
+
+    def passed() -> float:
+        is_compiled = model.encoder.blocks.apply_block is not apply_block
+        taken[is_compiled] += 1
+        return 0.1 if not is_compiled else slow.pop() if slow else 0.05
+
+    trial = compilation.try_compilation(model, passed, World(), dynamic=False)
+    assert taken == {True: 21, False: 22}  # 4 seconds' worth of each, what comes before and the compilation
+    assert trial.gain == 2 and compilation.pays(trial)
 
 
 def test_what_was_decided_is_remembered(pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch):
