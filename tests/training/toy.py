@@ -1,9 +1,9 @@
 """A module, batches and settings that train in a blink."""
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,9 @@ SETTINGS = TrainingSettings(
 )
 
 
-@dataclass
-class Output:
+class Output(NamedTuple):
+    """A tuple, as FSDP of torch 2.11 finds no tensors in a dataclass; models have blocks, which it finds by theirs."""
+
     loss: Tensor
     terms: dict[str, Tensor]
 
