@@ -214,6 +214,19 @@ def test_timms_folder_tells_sizes_statistics_and_licence(cls: bool, tmp_path: Pa
         assert loaded.encode(images).cls is None
 
 
+def test_arguments_of_timms_model_stand_above_its_usual_size(tmp_path: Path) -> None:
+    """timm before 1.0.31 writes an `input_size` of the architecture's name, however large the images were."""
+    theirs = timm.create_model("vit_tiny_patch16_224", **TIMM_VIT | {"img_size": 32})
+    timm.models.save_for_hf(theirs, str(tmp_path), model_args={**TIMM_VIT, "img_size": 32}, safe_serialization=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["pretrained_cfg"]["input_size"] = [3, 224, 224]
+    config["model_args"]["img_size"] = 32
+    path.write_text(json.dumps(config))
+    loaded, _ = load(tmp_path, WeightMetadata())
+    assert loaded.config is not None and loaded.config.layout.size == (32, 32)
+
+
 def described(folder: Path, **changes: Any) -> None:
     """A folder as transformers writes it, with other entries in its configuration."""
     ViTMAEForPreTraining.save_pretrained(make_peer(tiny_model(img_size=16).eval()), folder)

@@ -100,7 +100,10 @@ def check_timm(model: PretrainedEncoder) -> None:
 
 
 def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
-    """Write the encoder as a folder of timm's hub format."""
+    """Write the encoder as a folder of timm's hub format.
+
+    timm before 1.0.31 drops a first convolution of other than one or three channels where it is named.
+    """
     config = _config_of(model)
     save_file(official_tensors(_without_decoder(model)), folder / _WEIGHTS, {"format": "pt"})
     mean, std = _statistics(config)
@@ -131,7 +134,7 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
             "mean": mean,
             "std": std,
             "num_classes": classes,
-            "first_conv": "patch_embed.proj",
+            **({"first_conv": "patch_embed.proj"} if config.layout.channels in (1, 3) else {}),
             "classifier": "head",
         },
     }

@@ -103,27 +103,31 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
         size = arguments.get("input_size")
         model = config.get("model_args")
         own = model if isinstance(model, dict) else {}
-        img_size = size[1:] if isinstance(size, list) else None
+        usual = size[1:] if isinstance(size, list) else None
         return {
             "mean": arguments.get("mean"),
             "std": arguments.get("std"),
             "pixel_dtype": config.get("pixel_dtype"),
-            "trained_size": img_size,
+            "trained_size": _both_sides(own.get("img_size", usual)),  # timm before 1.0.31 leaves input_size as usual
             "num_heads": own.get("num_heads"),
             "qkv_bias": own.get("qkv_bias"),
             "class_names": config.get("label_names", arguments.get("label_names")),
         }
-    side = config.get("image_size")
     return {
         "num_heads": config.get("num_attention_heads"),
         "decoder_num_heads": config.get("decoder_num_attention_heads"),
-        "trained_size": [side, side] if isinstance(side, int) else side,
+        "trained_size": _both_sides(config.get("image_size")),
         "norm_pix_loss": config.get("norm_pix_loss"),
         "mask_ratio": config.get("mask_ratio"),
         "norm_eps": config.get("layer_norm_eps"),
         "qkv_bias": config.get("qkv_bias"),
         "class_names": config.get("label_names"),
     }
+
+
+def _both_sides(size: Any) -> Any:
+    """Height and width where one number stands for both; anything else as it is, to be checked."""
+    return [size, size] if isinstance(size, int) else size
 
 
 def _from_preprocessing(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
