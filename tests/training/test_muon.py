@@ -40,6 +40,37 @@ def test_orthogonal_singular_values(monkeypatch: pytest.MonkeyPatch, shape: tupl
     assert ((seen.diagonal()[large] > 0.6) & (seen.diagonal()[large] < 1.25)).all()
 
 
+def plain(matrix: torch.Tensor) -> torch.Tensor:
+    """Five Newton-Schulz iterations, one after the other."""
+    x = matrix / matrix.norm()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize("small", ["equal", "falling", "tiny"])
+@pytest.mark.parametrize("wide", [True, False])
+def test_orthogonal_is_five_iterations(monkeypatch: pytest.MonkeyPatch, small: str, wide: bool):
+    """In bfloat16 it is as far from them in float64 as they are themselves, also where singular values are small."""
+    generator = torch.Generator().manual_seed(0)
+    left, _, right = torch.linalg.svd(
+        torch.randn(48, 192 if wide else 64, generator=generator, dtype=torch.float64), full_matrices=False
+    )
+    values = {"equal": torch.ones(48), "falling": torch.arange(1, 49) ** -1.5, "tiny": torch.logspace(0, -6, 48)}[small]
+    matrix = left @ (values.double().unsqueeze(1) * right)
+    expected = plain(matrix)
+
+    def error(found: torch.Tensor) -> float:
+        return float((found.double() - expected).norm() / expected.norm())
+
+    in_float32(monkeypatch, True)
+    assert error(orthogonal(matrix.float())) < 5e-5
+    assert error(orthogonal(matrix.float().mT).mT) < 5e-5
+    in_float32(monkeypatch, False)
+    assert error(orthogonal(matrix.float())) < 1.5 * error(plain(matrix.bfloat16())) + 0.03
+
+
 def test_orthogonal_of_zero_is_zero():
     assert torch.equal(orthogonal(torch.zeros(3, 5)), torch.zeros(3, 5))
 
