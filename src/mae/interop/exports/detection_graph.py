@@ -55,7 +55,7 @@ class DetectionGraph(nn.Module):
         proposals = self._proposals(maps, (height, width))
         heads = model.roi_heads
         logits, offsets = heads.box_predictor(heads.box_head(_pooled(heads.box_roi_pool, maps, proposals)))
-        boxes = heads.box_coder.decode(offsets, [proposals])[:, 1:].reshape(-1, 4)
+        boxes = heads.box_coder.decode_single(offsets, proposals).unflatten(1, (-1, 4))[:, 1:].reshape(-1, 4)
         boxes = clip_boxes_to_image(boxes, (height, width))
         scores = logits.softmax(dim=1)[:, 1:]
         labels = torch.arange(scores.shape[1]).expand_as(scores).flatten()
@@ -73,7 +73,7 @@ class DetectionGraph(nn.Module):
         of_levels, offsets = rpn.head(list(maps.values()))
         counts = [level[0].numel() for level in of_levels]
         logits, flat_offsets = concat_box_prediction_layers(of_levels, offsets)
-        boxes = rpn.box_coder.decode(flat_offsets, [self.anchors])[:, 0]
+        boxes = rpn.box_coder.decode_single(flat_offsets, self.anchors)
         best = rpn._get_top_n_idx(logits.view(1, -1), counts)[0]
         levels = torch.cat([torch.full((count,), number) for number, count in enumerate(counts)])
         boxes = clip_boxes_to_image(boxes[best], shape)
