@@ -108,7 +108,7 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "mean": arguments.get("mean"),
             "std": arguments.get("std"),
             "pixel_dtype": config.get("pixel_dtype"),
-            "trained_size": _both_sides(own.get("img_size", usual)),  # timm before 1.0.31 leaves input_size as usual
+            "trained_size": _both_sides(own.get("img_size") or usual),  # timm before 1.0.31 leaves input_size as usual
             "num_heads": own.get("num_heads"),
             "qkv_bias": own.get("qkv_bias"),
             "class_names": config.get("label_names", arguments.get("label_names")),
