@@ -72,6 +72,19 @@ def test_a_source_that_changed_or_went_is_refused(second: Path, pretrain: Run, t
     assert losses(begun) == losses(second)
 
 
+def test_eva_predicts_a_teacher_at_mask_tokens(pretrain: Run, finished: Path, tmp_path: Path) -> None:
+    run = pretrain("eva", recipe="eva", teacher_source=finished.rename(tmp_path / "first"))
+    model: Any = run.load_model()
+    images = torch.rand(3, 1, 8, 8)
+    seen: list[int] = []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
+    plan = model.plan(images)
+    assert model.predict(images, plan).shape == (3, 16, 256)
+    assert seen == [1 + 16]  # the class token and every patch, some as mask tokens
+    assert plan.hidden.sum(dim=1).tolist() == [16 - int(0.6 * 16)] * 3
+    assert 0 < min(losses(run.folder)) < 2  # 1 minus a cosine
+
+
 def test_the_teacher_stands_in_the_header(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = (
         "pretrain builtin:digits --recipe second_stage --model mae_vit_lesson_patch4 --img-size 8 --patch-size 4 "

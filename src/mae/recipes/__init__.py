@@ -14,6 +14,7 @@ _WHERE = {
     "improved": "improved",
     "fast": "fast",
     "second_stage": "second_stage",
+    "eva": "eva",
     "demo": "demo",
     "cifar10": "cifar10",
     "stl10": "stl10",
