@@ -90,9 +90,13 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch):
     for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
         monkeypatch.delenv(name)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    wanted = {  # the tests themselves may run where a shell has the others ignored
+        signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL
+    }  # fmt: skip
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         assert launch.launch(2, device="cpu", command=["pretrain", "photos"]) == 0
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert handled[0].signals_to_handle == "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
