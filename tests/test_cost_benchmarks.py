@@ -1,10 +1,11 @@
-"""The benchmarks of what objectives and guards cost still run; how long anything takes is no test."""
+"""The benchmarks of what objectives, guards and Muon cost still run; how long anything takes is no test."""
 
 import json
 import sys
 from pathlib import Path
 
 import guards
+import muon
 import objective
 import pytest
 
@@ -24,3 +25,13 @@ def test_the_costs_of_objectives_are_measured(tmp_path: Path, monkeypatch: pytes
     objective.main()
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert rows["plain"]["median"] == 1 and {"laplacian", "uniformity", "whole run of 800 epochs"} < rows.keys()
+
+
+def test_steps_of_muon_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--seconds", "0.1", "--out", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["muon.py", *options])
+    muon.main()
+    assert json.loads((tmp_path / "found.json").read_text())["seconds"].keys() == {"ours", "torch"}
+    monkeypatch.setattr(muon, "BOUND", 0.0)
+    with pytest.raises(SystemExit, match="nothing was timed"):
+        muon.main()
