@@ -24,9 +24,6 @@ _Item = TypeVar("_Item")
 _TIMEOUT = "OPENMAE_TIMEOUT"
 _TIMEOUT_SECONDS = 1800.0
 _POLL_SECONDS = 0.05
-_left: list[Any] = []
-"""The group that this process left last. Where a wrapped model in the traceback of an error is the last to hold it, its
-end waits for threads that wait for Python, with torch 2.11 for ever; Python's own hold lets them go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +244,9 @@ def joined_world(device: str, *, advice: str = "") -> Iterator[tuple[World, torc
             yield world, here
     finally:
         if world.size > 1 and dist.is_initialized():
-            _left[:] = [dist.group.WORLD]
+            # Threads of the group drop the tensors of the last exchange once Python is idle. If they still had to, its end
+            # would wait for them and they for Python, or a program that ends now be aborted.
+            time.sleep(_POLL_SECONDS)
             dist.destroy_process_group()
 
 
