@@ -244,8 +244,8 @@ def joined_world(device: str, *, advice: str = "") -> Iterator[tuple[World, torc
             yield world, here
     finally:
         if world.size > 1 and dist.is_initialized():
-            # The group's threads drop the tensors of the last exchange once Python is idle. If they still had to, the end
-            # of the group would wait for them and they for Python, or a program that ends now would be aborted.
+            # The group's threads drop the tensors of the last exchange once Python is idle. If they still had to, the
+            # group's end would wait for them and they for Python, or a program that ends now would be aborted.
             time.sleep(_POLL_SECONDS)
             dist.destroy_process_group()
 
