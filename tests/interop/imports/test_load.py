@@ -221,7 +221,6 @@ def test_arguments_of_timms_model_stand_above_its_usual_size(tmp_path: Path) -> 
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     config["pretrained_cfg"]["input_size"] = [3, 224, 224]
-    config["model_args"]["img_size"] = 32
     path.write_text(json.dumps(config))
     loaded, _ = load(tmp_path, WeightMetadata())
     assert loaded.config is not None and loaded.config.layout.size == (32, 32)
