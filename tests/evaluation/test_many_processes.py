@@ -105,5 +105,5 @@ def test_failure_ends_all_processes(found: Path, name: str, reason: str):
     logs = [(found / name / f"{rank}.log").read_text() for rank in range(2)]
     assert codes(found / name) == [1, 1]
     # Which of them ends first is chance: the other may find that it is alone before it has read the same.
-    assert any(reason in log for log in logs), logs
-    assert all(reason in log or "lost another one" in log for log in logs), logs
+    assert any(reason in log for log in logs), "\n".join(logs)
+    assert all(reason in log or "lost another one" in log for log in logs), "\n".join(logs)
