@@ -49,7 +49,7 @@ from mae.training.run_folder import find_weights
 from mae.training.state import MODEL, OPTIMIZER
 
 torch.set_num_threads(1)
-# PyTorch makes its pool of threads anew when it is first used in a fork; where two threads do so at once, one finds none.
+# PyTorch makes its pool of threads anew when a fork first uses it; where two threads do so at once, one finds none.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 STEPS, SAVE_EVERY, BATCH = 12, 2, 16

@@ -95,6 +95,36 @@ def test_steps_match_pytorchs_muon(monkeypatch: pytest.MonkeyPatch, shape: tuple
         )  # bfloat16's rounding, through five products
 
 
+@pytest.mark.parametrize("skipped", [False, True])
+def test_batches_of_matrices_take_the_same_steps(monkeypatch: pytest.MonkeyPatch, skipped: bool):
+    """Those of one shape in one product, as on a GPU; not more of them at once than fit the bound."""
+    in_float32(monkeypatch, True)
+    found, sizes = [], []
+
+    def noted(matrix: torch.Tensor) -> torch.Tensor:
+        sizes.append(tuple(matrix.shape))
+        return orthogonal(matrix)
+
+    monkeypatch.setattr(muon, "orthogonal", noted)
+    monkeypatch.setattr(muon, "_MOST_TOGETHER", 2 * 48 * 16)
+    for batches_of in (False, True):
+        monkeypatch.setattr(muon, "_gains_by_batches", lambda device, yes=batches_of: yes)
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(16, 48), (16, 16), (16, 48), (48, 16), (16, 48), (16, 16)]
+        matrices = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        optimizer = Muon([{"params": matrices, "weight_decay": 0.1, "orthogonal": True}], betas=(0.9, 0.95))
+        optimizer.param_groups[0]["lr"] = 0.02
+        for step in range(3):
+            for matrix in matrices:
+                matrix.grad = torch.randn(matrix.shape, generator=generator)
+            optimizer.found_inf = torch.tensor(float(skipped and step == 1))  # type: ignore[attr-defined]
+            optimizer.step()
+        found.append([matrix.detach() for matrix in matrices])
+    assert sizes[:6] == shapes and sizes[18:22] == [(2, 16, 48), (16, 48), (2, 16, 16), (48, 16)]
+    for alone, together in zip(*found, strict=True):
+        assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
 def test_step_flops():
     model = make_model()
     optimizer = make_optimizer(model, weight_decay=0.05, betas=(0.9, 0.95), kind="muon")

@@ -1,6 +1,7 @@
 """Muon: orthogonalised momentum for the matrices inside blocks, AdamW for all other parameters."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ _PARTS = (3, 2)
 """Newton-Schulz iterations that share a Gram matrix: in all five, rounding in bfloat16 would swamp small values."""
 _ITERATIONS = sum(_PARTS)
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # a polynomial that brings singular values near 1 quickly, and keeps them there
+_MOST_TOGETHER = 1 << 24
+"""Values in the matrices of one shape that a GPU iterates on together: more would take memory and save no time."""
 _ADAMW_SIZE = 0.2
 """RMS of AdamW's steps in units of the learning rate; the steps here get the same RMS, so that one rate suits both."""
 
@@ -58,42 +61,71 @@ class Muon(AdamW):
             self.param_groups = every
         skip = getattr(self, "found_inf", None)
         for group in every:
-            for parameter in group["params"] if group["orthogonal"] else ():
-                if parameter.grad is not None:
-                    self._move(parameter, group, skip)
+            if group["orthogonal"]:
+                for matrices in _together(p for p in group["params"] if p.grad is not None):
+                    self._move(matrices, group, skip)
 
-    def _move(self, parameter: Tensor, group: dict[str, Any], skip: Tensor | None) -> None:
-        state, gradient, rate = self.state[parameter], parameter.grad, group["lr"]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum = state["momentum"]
-        assert gradient is not None
+    def _move(self, matrices: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """Update matrices of one shape."""
+        momenta = [self._momentum(each) for each in matrices]
+        gradients = [each.grad for each in matrices if each.grad is not None]
+        rate = group["lr"]
         if skip is not None:  # on the device, so that the host need not wait: the momentum and the weights stay
-            taken = skip.to(parameter.device) == 0
-            gradient, rate = torch.where(taken, gradient, momentum), rate * taken
-        momentum.lerp_(gradient, 1 - _MOMENTUM)
-        direction = sharded_like(parameter, orthogonal(whole(gradient.lerp(momentum, _MOMENTUM))))
-        size = _ADAMW_SIZE * max(parameter.shape) ** 0.5
-        parameter.mul_(1 - rate * group["weight_decay"]).sub_(direction * (rate * size))
+            taken = skip.to(matrices[0].device) == 0
+            gradients = [torch.where(taken, *each) for each in zip(gradients, momenta, strict=True)]
+            rate = rate * taken
+        torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)
+        if len(ahead) == 1:
+            directions = [orthogonal(whole(ahead[0]))]
+        else:
+            directions = list(orthogonal(torch.stack([whole(each) for each in ahead])).unbind())
+        steps = [sharded_like(*each) for each in zip(matrices, directions, strict=True)]
+        torch._foreach_mul_(steps, rate * _ADAMW_SIZE * max(matrices[0].shape) ** 0.5)
+        torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(matrices, steps)
+
+    def _momentum(self, matrix: Tensor) -> Tensor:
+        state = self.state[matrix]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(matrix)
+        momentum: Tensor = state["momentum"]
+        return momentum
+
+
+def _together(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Those of one shape and device, not too many at once; one by one where a batch of them gains nothing."""
+    alike: dict[Any, list[Tensor]] = defaultdict(list)
+    for number, matrix in enumerate(matrices):
+        alike[(matrix.shape, matrix.device) if _gains_by_batches(matrix.device) else number].append(matrix)
+    for each in alike.values():
+        count = max(1, _MOST_TOGETHER // each[0].numel())
+        yield from (each[start : start + count] for start in range(0, len(each), count))
+
+
+def _gains_by_batches(device: torch.device) -> bool:
+    """Python asks a GPU for a kernel more slowly than it computes one; a CPU's products are fastest one by one."""
+    return device.type != "cpu"
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
     """About the nearest matrix with orthogonal rows or columns: singular values of 0.7 to 1.2, except those near 0.
 
     Args:
-        matrix: `[n, m]`, of any scale; zeros stay zeros.
+        matrix: `[n, m]`, of any scale, or `[B, n, m]`; zeros stay zeros.
     """
     x = matrix.to(torch.bfloat16 if computes_in_bf16(matrix.device) else torch.float32)
-    x = x.mT if x.shape[0] > x.shape[1] else x  # the smaller side gives the smaller products
-    x = x / x.norm().clamp_min(1e-7)
-    if _is_wide(*x.shape):
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = x.mT if tall else x  # the smaller side gives the smaller products
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    if _is_wide(*x.shape[-2:]):
         for iterations in _PARTS:
             x = _factor(x @ x.mT, iterations) @ x
     else:
         for _ in range(_ITERATIONS):
             gram = x @ x.mT
-            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
-    return (x.mT if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+            x = _plus_product(x, _plus_product(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return (x.mT if tall else x).to(matrix.dtype)
 
 
 def _factor(gram: Tensor, iterations: int) -> Tensor:
@@ -104,16 +136,22 @@ def _factor(gram: Tensor, iterations: int) -> Tensor:
     """
     product = None
     for remaining in reversed(range(iterations)):
-        factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)  # without A
+        factor = _plus_product(gram, gram, gram, beta=_B, alpha=_C)  # without A
         for _ in range(2 if remaining else 0):
-            gram = torch.addmm(gram, factor, gram, beta=_A)
+            gram = _plus_product(gram, factor, gram, beta=_A)
         if product is None:
             product = factor
-            product.diagonal().add_(_A)
+            product.diagonal(dim1=-2, dim2=-1).add_(_A)
         else:
-            product = torch.addmm(product, factor, product, beta=_A)
+            product = _plus_product(product, factor, product, beta=_A)
     assert product is not None
     return product
+
+
+def _plus_product(x: Tensor, first: Tensor, second: Tensor, *, beta: float, alpha: float = 1.0) -> Tensor:
+    """`beta * x + alpha * first @ second`, of matrices or batches of them."""
+    add = torch.addmm if x.ndim == 2 else torch.baddbmm
+    return add(x, first, second, beta=beta, alpha=alpha)
 
 
 def _is_wide(small: int, large: int) -> bool:
