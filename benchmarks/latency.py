@@ -54,6 +54,15 @@ def check(way: str, found: Tensor, exact: Tensor) -> None:
         raise SystemExit(f"{way} is {away:.3f} of the norm away from float32; nothing was timed")
 
 
+def show_ways(title: str, seconds: dict[str, list[float]], *, beside: str) -> None:
+    """Milliseconds of each way, and how many times as fast it is as one of them."""
+    rows = [
+        (way, quartiles([1e3 * value for value in values]).text(2), ratios(seconds[beside], values).text(2))
+        for way, values in seconds.items()
+    ]
+    show_grid(Console(width=100), title, ["way", "ms", "times as fast"], rows)
+
+
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
@@ -82,11 +91,7 @@ def main() -> None:
                 check(way, call(), exact[name])
                 ways[way] = lambda call=call: sum(timed(call, device) for _ in range(CALLS)) / CALLS
         seconds = time_interleaved(ways, seconds=args.seconds)
-    rows = [
-        (way, quartiles([1e3 * value for value in values]).text(2), ratios(seconds["timm"], values).text(2))
-        for way, values in seconds.items()
-    ]
-    show_grid(Console(width=100), f"{args.model}, batch of {args.batch_size}", ["way", "ms", "times as fast"], rows)
+    show_ways(f"{args.model}, batch of {args.batch_size}", seconds, beside="timm")
     write_figures(args.out, {"machine": machine(device), "model": args.model, "seconds": seconds})
 
 

@@ -9,15 +9,13 @@ learning rate that changes, a mask of another length or a second process would e
 """
 
 import torch
-from latency import as_graph
-from rich.console import Console
+from latency import as_graph, show_ways
 
 from mae.bench.report import machine, script_parser, write_figures
 from mae.bench.step import OwnStep
-from mae.bench.timing import quartiles, ratios, time_interleaved, timed
+from mae.bench.timing import time_interleaved, timed
 from mae.layers.compiled import compiling, failing_aloud
 from mae.models.presets import create_model
-from mae.report.terminal.tables import show_grid
 from mae.training.device import choose_device
 
 STEPS = 5
@@ -52,11 +50,7 @@ def main() -> None:
                 run = as_graph(capturable(step).run) if form != way else step.run
                 ways[form] = lambda run=run: timed(lambda: [run() for _ in range(STEPS)], device) / STEPS
         seconds = time_interleaved(ways, seconds=args.seconds)
-    rows = [
-        (way, quartiles([1e3 * value for value in values]).text(2), ratios(seconds["as it is"], values).text(2))
-        for way, values in seconds.items()
-    ]
-    show_grid(Console(width=100), f"{args.model}, batch of {args.batch_size}", ["step", "ms", "times as fast"], rows)
+    show_ways(f"A step of {args.model}, batch of {args.batch_size}", seconds, beside="as it is")
     write_figures(args.out, {"machine": machine(device), "model": args.model, "seconds": seconds})
 
 
