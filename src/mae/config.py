@@ -147,6 +147,8 @@ class MachineConfig(_Group):
     """Hold all images on the device and crop them there: for small sets of images of one size."""
     compile: Compile = "auto"
     """Compile the blocks of the model with torch.compile; auto: where the run is long enough to win it back."""
+    cuda_graphs: bool = True
+    """On a GPU, replay the steps of a small model as CUDA graphs where that is faster; in one process."""
     accumulate: Count = 1
     """Micro-batches a batch is computed in, to save memory; the batch stays what it is."""
     activation_checkpointing: bool = False

@@ -72,7 +72,7 @@ def sample_keys(seed: int, epoch: int, ids: Int64[Tensor, " B"]) -> Int64[Tensor
         epoch: the epoch's number.
         ids: the samples' numbers.
     """
-    run = _mix(torch.tensor(seed, dtype=torch.int64, device=ids.device) + _GOLDEN)
+    run = _mix(torch.full((), seed, dtype=torch.int64, device=ids.device) + _GOLDEN)
     return _mix(_mix(run + epoch) + ids)
 
 

@@ -72,7 +72,8 @@ OPTIONS: dict[str, Any] = {
             "target_cutoff": 0.5,
             "loss": "smooth_l1",
         },
-        {"clip_grad": None},
+        {"clip_grad": None, "target": "hog", "target_cell": 2},
+        {"target": "random_projection"},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
 )

@@ -145,9 +145,18 @@ def test_patches_without_data_have_no_code_and_count_nothing():
     images[:, :, :4, :4] = torch.nan
     output = model(images, keys=sample_keys(0, 0, torch.arange(4)))
     assert output.loss.isfinite() and isinstance(model.teacher, CodebookNetwork)
-    assert model.teacher.seen.sum() == 4 * 15 and model.teacher.drawn.isfinite().all()
+    assert model.teacher.seen.sum() == 4 * 15
+    patches = {tuple(each.tolist()) for each in _patterns(batch_for(images).cut())[:, 1:].flatten(0, 1)}
+    assert all(tuple(each.tolist()) in patches for each in model.teacher.drawn)
+    drawn = model.teacher.drawn.clone()
+    model.teacher(batch_for(torch.full_like(images, torch.nan)))
+    assert model.teacher.seen.sum() == 4 * 15 and torch.equal(model.teacher.drawn, drawn)  # there was none to draw
     gaps = model.taught(batch_for(images))["codes"].isnan()
     assert gaps[:, 0].all() and not gaps[:, 1:].any()
+
+
+def test_it_is_made_where_the_model_is():
+    assert {each.device.type for each in model_with().to("meta").teacher.state_dict().values()} == {"meta"}
 
 
 @pytest.mark.parametrize(("make", "learns"), [(stripes, True), (noise, False)])

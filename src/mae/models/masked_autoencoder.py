@@ -76,7 +76,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         """
         component = self._teacher_component
         if self._teacher is None and component is not None and not component.opens:
-            self.__dict__["_teacher"] = component.build(self)
+            self.__dict__["_teacher"] = component.build(self).to(next(self.parameters()).device)
         return self._teacher
 
     def hand_in(self, network: SourceNetwork | None) -> None:

@@ -73,6 +73,8 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
         log_every=max(1, min(50, total_steps // 100)),
         checkpoint_every=config.machine.checkpoint_every,
         checkpoint_keep_every=_kept_every(prepared, model),
+        # Blocks that are computed again ask for the state of random numbers, which cannot be recorded.
+        cuda_graphs=config.machine.cuda_graphs and not config.machine.activation_checkpointing,
     )
     mirror = None
     if config.machine.shard and prepared.world.size > 1:

@@ -15,8 +15,6 @@ from mae.core.contracts import Batch, Target, Taught
 from mae.core.types import Layout, take_tokens
 from mae.errors import UsageError
 
-_SOBEL = ((1.0, 0.0, -1.0), (2.0, 0.0, -2.0), (1.0, 0.0, -1.0))
-
 
 @dataclass(frozen=True, kw_only=True)
 class HogTarget(Target):
@@ -66,8 +64,7 @@ class HogTarget(Target):
     def histograms(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C bins h w"]:
         """The normalised histogram of each cell, in each channel."""
         channels = images.shape[1]
-        across = torch.tensor(_SOBEL, device=images.device)
-        kernels = torch.stack([across, across.T]).unsqueeze(1)
+        kernels = _sobel(images.device)
         with torch.autocast(images.device.type, enabled=False):
             padded = functional.pad(images, (1, 1, 1, 1), mode="reflect").flatten(0, 1).unsqueeze(1)
             gradient = functional.conv2d(padded, kernels).unflatten(0, (-1, channels))  # [B, C, 2, H, W]
@@ -77,3 +74,10 @@ class HogTarget(Target):
             places.scatter_(2, number.unsqueeze(2), gradient.norm(dim=2).unsqueeze(2))
             sums = functional.avg_pool2d(places.flatten(0, 1), self.cell) * self.cell**2
             return functional.normalize(sums, dim=1).unflatten(0, (-1, channels))
+
+
+def _sobel(device: torch.device) -> Float[Tensor, "2 1 3 3"]:
+    """Sobel's kernels for changes along rows and columns; made where they are used, so that nothing is waited for."""
+    slope = 1 - torch.arange(3.0, device=device)
+    across = (2 - slope.abs()).unsqueeze(1) * slope
+    return torch.stack([across, across.T]).unsqueeze(1)

@@ -115,13 +115,14 @@ class CodebookNetwork(nn.Module):
         """Add the patches to those of this step, and draw some that codes may begin anew at."""
         if batch.keys is None:
             raise UsageError("teacher codebook draws from the keys of the batch; give forward one a row as keys")
-        if not known.any():
-            return
-        patches, nearest = patches[known], nearest[known]
-        self.seen += torch.bincount(nearest, minlength=len(self.codes))
-        self.sums.index_add_(0, nearest, patches)
-        order = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device)[known].argsort(stable=True)
-        self.drawn.copy_(patches[order[torch.arange(len(self.codes), device=order.device) % len(order)]])
+        counts, flat = known.flatten(), patches.nan_to_num(nan=0.0).flatten(0, 1)  # those without data add nothing
+        numbers = nearest.flatten()
+        self.seen.index_add_(0, numbers, counts.to(self.seen))
+        self.sums.index_add_(0, numbers, flat)
+        order = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device).flatten()
+        order = order.masked_fill(~counts, torch.inf).argsort(stable=True)  # those with data first
+        chosen = torch.arange(len(self.codes), device=order.device) % counts.sum().clamp(min=1)
+        self.drawn.copy_(torch.where(counts.any(), flat[order[chosen]], self.drawn))
 
     def after_step(self, student: nn.Module, progress: float) -> None:
         """Move the codes towards the patches of the step, those of all processes; start unused ones anew."""

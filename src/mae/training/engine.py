@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from mae.errors import MAEError
 from mae.records import to_json
 from mae.training import checkpoint
 from mae.training.checkpoint import take_snapshot, teacher_of
+from mae.training.cuda_graphs import GraphedOptimizer, GraphedPass
 from mae.training.device import autocast, keep_freed_memory
 from mae.training.distributed import ToldByMain, World
 from mae.training.log import Callback
@@ -95,6 +96,8 @@ class Trainer:
         self.seconds = 0.0
         self.stopped_by = 0
         self._wrapped = world.wrap(module, device)
+        self._passed: Callable[[Mapping[str, Any]], dict[str, Tensor]] = self._backward
+        self._updates: Any = optimizer
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._meter = Meter()
@@ -103,6 +106,14 @@ class Trainer:
         self._signals = StopSignals()
         self._saver = CheckpointSaver(checkpoints, settings=settings, world=world)
         self._rolled_back_at: int | None = None
+        alone = world.size == 1 and settings.accumulate == 1
+        if settings.cuda_graphs and alone and device.type == "cuda" and isinstance(optimizer, AdamW):
+            self._replay_steps(optimizer)
+
+    def _replay_steps(self, optimizer: AdamW) -> None:
+        """Take the steps of this fused optimizer as CUDA graphs, where that is faster."""
+        self._passed = passed = GraphedPass(self._backward, self.module, self.device)
+        self._updates = GraphedOptimizer(optimizer, when=lambda: passed.is_recorded)
 
     @property
     def whole_module(self) -> nn.Module:
@@ -209,7 +220,7 @@ class Trainer:
             return batches
         first = next(batches)
         with rehearsal(self.module, self.device):
-            self._backward(first, sync=True)
+            self._backward(first)
         return chain([first], batches)
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
@@ -221,8 +232,9 @@ class Trainer:
             waiting = time.perf_counter()
             batch = next(batches)
             self._meter.waited(time.perf_counter() - waiting)
-            outputs.append(self._backward(batch, sync=number == self.settings.accumulate - 1))
-        self._scaler.unscale_(self.optimizer)
+            with exchanging_gradients(self._wrapped, number == self.settings.accumulate - 1):
+                outputs.append(self._passed(batch))
+        self._scaler.unscale_(self._updates)
         norm = self._clip()
         means = {name: torch.stack([output[name] for output in outputs]).mean() for name in outputs[0]}
         finite = self._all_finite(means["loss"], norm)
@@ -246,25 +258,24 @@ class Trainer:
     def _update(self, finite: Tensor) -> None:
         """Change the weights, but not by a step that is not finite."""
         if self._scaler.is_enabled():
-            self._scaler.step(self.optimizer)
+            self._scaler.step(self._updates)
             self._scaler.update()
-        elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
+        elif getattr(self._updates, "_step_supports_amp_scaling", False):
             # As the scaler makes a fused optimizer skip a step, without waiting for the device.
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
+            self._updates.found_inf = (~finite).float()
+            self._updates.step()
         elif bool(finite):
-            self.optimizer.step()
+            self._updates.step()
 
     def _was_taken(self, finite: Tensor, scale: float) -> bool:
         """Whether `_update` changed the weights; with fp16, a scale below that before it says that it did not."""
         return self._scaler.get_scale() >= scale if self._scaler.is_enabled() else bool(finite)
 
-    def _backward(self, batch: Mapping[str, Any], *, sync: bool) -> dict[str, Tensor]:
-        """Gradients of a micro-batch; processes exchange theirs with the last one only."""
-        with exchanging_gradients(self._wrapped, sync):
-            with autocast(self.settings.precision, self.device):
-                output = self._wrapped(**batch)
-            self._scaler.scale(output.loss / self.settings.accumulate).backward()
+    def _backward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Gradients of a micro-batch, added to those that are there."""
+        with autocast(self.settings.precision, self.device):
+            output = self._wrapped(**batch)
+        self._scaler.scale(output.loss / self.settings.accumulate).backward()
         return {"loss": output.loss.detach(), **{f"terms/{name}": term.detach() for name, term in output.terms.items()}}
 
     def _clip(self) -> Tensor:

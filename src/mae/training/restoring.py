@@ -194,4 +194,8 @@ def _load_optimizer(
         # AdamW expects its step counter where it created it, the averages on the weights' device.
         device = optimizer.param_groups[0]["params"][0].device if key == _STEP else parameter.device
         received = _received(stored.get(full_name), form, device, world)
-        optimizer.state[parameter][key] = received if key == _STEP else sharded_like(parameter, received)
+        value, state = received if key == _STEP else sharded_like(parameter, received), optimizer.state[parameter]
+        if key in state:  # in its place, where a recorded step looks for it
+            state[key].copy_(value)
+        else:
+            state[key] = value

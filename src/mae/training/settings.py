@@ -25,6 +25,8 @@ class TrainingSettings:
         checkpoint_every: steps between checkpoints; None: one every ten minutes.
         checkpoint_keep_every: steps between checkpoints that are kept for good; each of these steps is saved, whatever
             `checkpoint_every` says. None: only the two newest checkpoints are kept.
+        cuda_graphs: whether steps of AdamW or Muon in one process on a GPU, without micro-batches, may be replayed as
+            CUDA graphs where that is faster.
     """
 
     total_steps: int
@@ -36,6 +38,7 @@ class TrainingSettings:
     log_every: int
     checkpoint_every: int | None
     checkpoint_keep_every: int | None = None
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
