@@ -16,6 +16,7 @@ import pytest
 import torch
 from data.pictures import Pictures, encoded, noise
 from PIL import Image
+from torch.utils.data import Dataset, SequentialSampler
 
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.loading.loader import (
@@ -26,6 +27,7 @@ from mae.data.loading.loader import (
     default_workers,
     evaluation_batches,
     explained_worker_failure,
+    loaded_pieces,
     normalise,
 )
 from mae.data.loading.sampler import AllBut, BlockShuffle, RankOrder
@@ -402,6 +404,21 @@ def test_workers_load_pieces_of_a_micro_batch(workers, monkeypatch):
     )
     assert same(taken(loader(images, batch_size=22, workers=workers), 5), whole)
     assert workers or sizes == [4, 4, 3] * 5
+
+
+def test_small_tensors_are_sent_and_large_ones_shared():
+    sizes = [4, 1 << 15, (1 << 15) + 1]
+
+    class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+        def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+            whole = torch.arange(sizes[number])
+            return whole, whole[::2][:2]
+
+    with contextlib.closing(loaded_pieces(Numbers(), SequentialSampler(sizes), workers=1)) as pieces:
+        for size, shared in zip(sizes, (False, False, True), strict=True):
+            whole, part = next(pieces)
+            assert whole.is_shared() is shared and not part.is_shared()
+            assert torch.equal(whole, torch.arange(size)) and part.add_(1).tolist() == [1, 3]
 
 
 def test_the_callers_random_numbers_are_left_alone():

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from traceback import walk_tb
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -43,6 +45,9 @@ _KILL_SECONDS = 5
 _WATCH_SECONDS = 1
 _PIECE = 64
 """Samples a worker loads at a time: a piece arrives within the timeout, and only some are ever on their way."""
+
+_BY_VALUE = 1 << 18
+"""Bytes up to which a worker sends a tensor's values; those of a larger one stay where they are, in shared memory."""
 
 _WORKER_FAILURES = ("DataLoader worker (pid", "DataLoader timed out")
 _TOO_MANY_FILES = "Too many open files"
@@ -292,6 +297,14 @@ def _prepare_worker(worker: int) -> None:
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    ForkingPickler.register(Tensor, _sent)
+
+
+def _sent(tensor: Tensor) -> Any:
+    """How a worker sends a tensor: shared memory takes a conversation of two processes for each, however small."""
+    if tensor.nbytes <= _BY_VALUE:
+        return torch.from_numpy, (tensor.numpy(),)
+    return reduce_tensor(tensor)
 
 
 def _end_with_parent() -> None:
