@@ -48,9 +48,11 @@ class StandIn:
         groups, found_inf = [dict(group) for group in optimizer.param_groups], optimizer.found_inf
         assert all(isinstance(group["lr"], Tensor) and group["capturable"] for group in groups)
         seen = [[p.grad for p in group["params"]] for group in groups]
+        averages = _places(optimizer)
 
         def replay() -> None:
             self.replayed["step"] += 1
+            assert _places(optimizer) == averages
             now = [dict(group) for group in optimizer.param_groups]
             for group, values, gradients in zip(optimizer.param_groups, groups, seen, strict=True):
                 group.update(values)
@@ -86,6 +88,10 @@ class StandIn:
         assert isinstance(trainer.optimizer, AdamW)
         trainer._replay_steps(trainer.optimizer)
         return trainer
+
+
+def _places(optimizer: Optimizer) -> list[int]:
+    return [value.data_ptr() for state in optimizer.state.values() for value in state.values()]
 
 
 @pytest.fixture
@@ -189,8 +195,10 @@ def test_what_cannot_be_recorded_goes_on_as_it_is(
     monkeypatch.setattr(cuda_graphs, "record", fails)
     plain = make_trainer(tmp_path / "plain", **LONG)
     trainer = stand_in.replaying(make_trainer(tmp_path / "graph", **LONG))
+    plain_rows, rows = Recorder(), Recorder()
     with caplog.at_level(logging.WARNING):
-        assert weights_after_each_step(trainer, Recorder()) == weights_after_each_step(plain, Recorder())
+        assert weights_after_each_step(trainer, rows) == weights_after_each_step(plain, plain_rows)
+    assert [row.get("grad_norm") for row in rows.rows] == [row.get("grad_norm") for row in plain_rows.rows]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and said[0].endswith("operation not permitted when stream is capturing"), said
     assert stand_in.replayed["step"] == 0 and stand_in.replayed["pass"] == (0 if told == "pass" else STEPS - 10)
