@@ -14,6 +14,10 @@ from mae.data.dataset.images import load_images
 from mae.data.loading.loader import normalise
 from mae.data.sources.open import open_source
 from mae.pretraining import build as parts
+from mae.pretraining.resolve import prepare_run
+from mae.pretraining.watch.alerts import what_limits_loading
+from mae.recipes import recipe_config
+from mae.training.distributed import World
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -40,6 +44,14 @@ def test_crops_are_as_large_as_they_are_to_be(pretrain: Run, monkeypatch: pytest
     there = {images.get(number).numpy().tobytes() for number in range(len(images))}
     found = [{crop.numpy().tobytes(), crop.flip(-1).contiguous().numpy().tobytes()} & there for crop in torch.cat(seen)]
     assert len(found) >= 6 * 32 and all(found) == whole
+
+
+@pytest.mark.parametrize(("cached", "said"), [(False, "give more --workers"), (True, "without --cache-on-device")])
+def test_what_limits_loading_is_told_with_what_helps(tmp_path: Path, cached: bool, said: str):
+    options = {"source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2}
+    options |= {"device": "cpu", "cache_on_device": cached, "out": str(tmp_path / "run")}
+    config = recipe_config("mae").override(options)
+    assert said in what_limits_loading(prepare_run(config, None, torch.device("cpu"), World(), resume=False))
 
 
 def test_a_run_with_views_goes_on_to_the_same_end(pretrain: Run):

@@ -62,6 +62,8 @@ def make_health(
 
 def what_limits_loading(prepared: RunContext) -> str:
     """How long reading, decoding and cropping take of some images, one after another, and what to do about it."""
+    if prepared.config.machine.cache_on_device:
+        return "making the crops on the device limits; without --cache-on-device loader processes make them meanwhile"
     numbers = prepared.kept[torch.arange(min(_TIMED_IMAGES, len(prepared.kept)))]
     began = time.perf_counter()
     loaded = [image for _, image in readable(prepared.images, numbers.tolist())]
