@@ -11,10 +11,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mae.config import RunConfig
+from mae.core.contracts import Batch
 from mae.core.types import Layout, MaskRequest
 from mae.data.loading.loader import normalise
 from mae.masks.random import RandomMasking
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.presets import create_model
 from mae.pretraining.build import fresh_model, make_trainer
 from mae.pretraining.resolve import prepare_run
 from mae.recipes import recipe_config
@@ -109,6 +111,20 @@ def test_a_step_that_waits_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(MaskedAutoencoder, "forward", waits)
     with NoWaiting(), NoReading(), pytest.raises(AssertionError, match="makes the host wait"):
         trainer._train_step(batches)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_codebook_waits_for_nothing(gap: bool):
+    options = {"img_size": 8, "patch_size": 2, "target": "codes", "teacher": "codebook", "loss": "cross_entropy"}
+    model = create_model("mae_vit_lesson_patch4", nodata="nan", **options)
+    images = torch.rand(4, 3, 8, 8)
+    images[0, :, :2, :2] = torch.nan if gap else 0.0
+    batch = Batch(x=images, tokenizer=model.tokenizer, keys=torch.arange(4))
+    assert model.teacher is not None
+    with NoWaiting(), NoReading():
+        codes = model.taught(batch, learning=True)["codes"]
+        model.teacher.after_step(model, 0.1)
+    assert bool(codes[0, 0].isnan().all()) is gap and model.teacher.used.sum() > 0
 
 
 def test_masks_and_normalised_images_wait_for_nothing_either():

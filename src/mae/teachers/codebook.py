@@ -9,7 +9,6 @@ import torch.distributed as dist
 from annotated_types import Ge, Le, Lt
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from mae.core.component import Metavar, Share
 from mae.core.contracts import Batch, Encoder, Teacher
@@ -96,7 +95,8 @@ class CodebookNetwork(nn.Module):
             nearest = self.nearest(patches.nan_to_num(nan=0.0))
             if self.training:
                 self._count(batch, patches, nearest, known)
-        codes = one_hot(nearest, len(self.codes)).float()
+        codes = torch.zeros(*nearest.shape, len(self.codes), device=nearest.device)
+        codes.scatter_(-1, nearest.unsqueeze(-1), 1.0)  # one_hot looks at values
         return {"codes": codes.masked_fill(~known.unsqueeze(-1), torch.nan)}
 
     def nearest(self, patches: Float[Tensor, "B N P"]) -> Int64[Tensor, "B N"]:
