@@ -26,6 +26,7 @@ _SHARE = 1 / 3
 """Of the memory there is that the run may have taken so far: a pass that is recorded takes its own."""
 
 Numbers = dict[str, Tensor]
+Pass = Callable[[Mapping[str, Any]], Numbers]
 
 
 class GraphedPass:
@@ -36,14 +37,12 @@ class GraphedPass:
     and a warning says why.
 
     Args:
-        run: the pass: from a batch to its numbers, with its gradients in the parameters' `.grad`, where there were
-            none. The batch may hold tensors in mappings and dataclasses.
-        module: whose parameters they are.
+        module: whose parameters get the gradients.
         device: a CUDA device.
     """
 
-    def __init__(self, run: Callable[[Mapping[str, Any]], Numbers], module: nn.Module, device: torch.device) -> None:
-        self._run, self._module, self._device = run, module, device
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
         self._gave_up = False
         self._begin([])
 
@@ -52,19 +51,25 @@ class GraphedPass:
         """Whether passes are replayed, and not on trial."""
         return self._replay is not None and self._calls >= _ALIKE + _TIMED
 
-    def __call__(self, batch: Mapping[str, Any]) -> Numbers:
-        """The numbers of a batch; good until the next call."""
+    def __call__(self, run: Pass, batch: Mapping[str, Any]) -> Numbers:
+        """The numbers of a batch; good until the next call.
+
+        Args:
+            run: the pass, the same each time: from a batch to its numbers, with the gradients in the parameters'
+                `.grad`, where there were none.
+            batch: tensors and other values, also in mappings and dataclasses.
+        """
         values = list(_leaves(batch))
         shapes = [(each.shape, each.dtype) if isinstance(each, Tensor) else each for each in values]
         if shapes != self._shapes:
             self._begin(shapes)
         self._calls += 1
         if self._gave_up or self._calls <= _ALIKE - _TIMED:
-            return self._run(batch)
+            return run(batch)
         if self._calls <= _ALIKE:
-            return self._timed(lambda: self._run(batch), self._plain)
-        if self._replay is None and not self._record(batch):
-            return self._run(batch)
+            return self._timed(lambda: run(batch), self._plain)
+        if self._replay is None and not self._record(run, batch):
+            return run(batch)
         assert self._replay is not None
         torch._foreach_copy_(self._inputs, [each for each in values if isinstance(each, Tensor)])
         if self._calls > _ALIKE + _TIMED:
@@ -91,15 +96,15 @@ class GraphedPass:
         seconds.append(perf_counter() - began)
         return found
 
-    def _record(self, batch: Mapping[str, Any]) -> bool:
+    def _record(self, run: Pass, batch: Mapping[str, Any]) -> bool:
         held = _copied(batch)
         self._gave_up = not _has_room(self._device)
         if self._gave_up:
             return False
         try:
             with rehearsal(self._module, self._device), _aside(self._device):  # libraries ask for memory there
-                self._run(held)
-            graph, found = record(lambda: self._run(held), self._device)
+                run(held)
+            graph, found = record(lambda: run(held), self._device)
         except RuntimeError as error:
             self._gave_up = True
             self._module.zero_grad(set_to_none=True)

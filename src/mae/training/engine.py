@@ -96,7 +96,7 @@ class Trainer:
         self.seconds = 0.0
         self.stopped_by = 0
         self._wrapped = world.wrap(module, device)
-        self._passed: Callable[[Mapping[str, Any]], dict[str, Tensor]] = self._backward
+        self._graphed: GraphedPass | None = None
         self._updates: Any = optimizer
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
@@ -112,8 +112,8 @@ class Trainer:
 
     def _replay_steps(self, optimizer: AdamW) -> None:
         """Take the steps of this fused optimizer as CUDA graphs, where that is faster."""
-        self._passed = passed = GraphedPass(self._backward, self.module, self.device)
-        self._updates = GraphedOptimizer(optimizer, when=lambda: passed.is_recorded)
+        self._graphed = graphed = GraphedPass(self.module, self.device)
+        self._updates = GraphedOptimizer(optimizer, when=lambda: graphed.is_recorded)
 
     @property
     def whole_module(self) -> nn.Module:
@@ -233,7 +233,7 @@ class Trainer:
             batch = next(batches)
             self._meter.waited(time.perf_counter() - waiting)
             with exchanging_gradients(self._wrapped, number == self.settings.accumulate - 1):
-                outputs.append(self._passed(batch))
+                outputs.append(self._backward(batch) if self._graphed is None else self._graphed(self._backward, batch))
         self._scaler.unscale_(self._updates)
         norm = self._clip()
         means = {name: torch.stack([output[name] for output in outputs]).mean() for name in outputs[0]}
