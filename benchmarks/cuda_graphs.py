@@ -56,6 +56,8 @@ def stepping(trainer: Trainer) -> Callable[[], None]:
             trainer._train_step(there)
 
     some(WARM_UP)
+    if trainer._graphed is not None and not trainer._graphed.is_recorded:
+        raise SystemExit("steps are not replayed: memory is short, or nothing is gained; nothing was timed")
     return some
 
 

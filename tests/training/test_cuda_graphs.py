@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from toy import Line, Recorder, batches, make_trainer, weights_after_each_step
+from toy import SETTINGS, Line, Recorder, batches, make_trainer, weights_after_each_step
 
-from mae.config import RunConfig
 from mae.pretraining.build import fresh_model
 from mae.pretraining.build import make_trainer as make_run_trainer
 from mae.pretraining.resolve import prepare_run
@@ -20,7 +20,7 @@ from mae.recipes import recipe_config
 from mae.training import cuda_graphs
 from mae.training.cuda_graphs import GraphedOptimizer, GraphedPass
 from mae.training.distributed import World
-from mae.training.engine import Trainer
+from mae.training.engine import Trainer, can_replay
 from mae.training.optimizer import make_optimizer
 
 STEPS = 24
@@ -235,8 +235,38 @@ def test_an_optimizer_whose_gradients_move_is_asked_as_usual(stand_in: StandIn):
     assert stand_in.recorded["step"] == 1 and stand_in.replayed["step"] == 2
 
 
-def test_it_is_for_one_process_on_a_gpu(tmp_path: Path):
-    config = RunConfig.of(source="builtin:digits")
-    assert config.machine.cuda_graphs
-    trainer = make_trainer(tmp_path, cuda_graphs=True)
-    assert trainer._updates is trainer.optimizer  # on a CPU
+@pytest.mark.parametrize(
+    ("changes", "device", "processes", "expected"),
+    [
+        ({}, "cuda", 1, True),
+        ({}, "cpu", 1, False),
+        ({}, "cuda", 2, False),
+        ({"accumulate": 2}, "cuda", 1, False),
+        ({"cuda_graphs": False}, "cuda", 1, False),
+    ],
+)
+def test_it_is_for_whole_batches_of_one_process_on_a_gpu(
+    changes: dict[str, Any], device: str, processes: int, expected: bool
+):
+    settings = replace(SETTINGS, **{"cuda_graphs": True, **changes})
+    assert can_replay(settings, torch.device(device), World(size=processes)) is expected
+
+
+@pytest.mark.parametrize(("changes", "expected"), [({}, True), ({"cuda_graphs": False}, False),
+                                                   ({"activation_checkpointing": True}, False)])  # fmt: skip
+def test_a_run_asks_for_it_but_with_activation_checkpointing(tmp_path: Path, changes: dict[str, Any], expected: bool):
+    options = {"source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2}
+    config = recipe_config("mae").override({**options, "device": "cpu", "out": str(tmp_path / "run"), **changes})
+    prepared = prepare_run(config, None, torch.device("cpu"), World(), resume=False)
+    trainer = make_run_trainer(prepared, fresh_model(prepared))
+    assert trainer.settings.cuda_graphs is expected and trainer._updates is trainer.optimizer  # on a CPU
+
+
+def test_the_reason_is_what_began_it():
+    try:
+        try:
+            raise RuntimeError("reading a value\nand pages of it")
+        finally:
+            raise RuntimeError("operation failed due to a previous error")
+    except RuntimeError as error:
+        assert cuda_graphs._cause(error) == "reading a value"

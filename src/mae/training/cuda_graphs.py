@@ -75,13 +75,18 @@ class GraphedPass:
         if self._calls > _ALIKE + _TIMED:
             return self._replay()
         found = self._timed(self._replay, self._replayed)
-        if self._calls == _ALIKE + _TIMED and min(self._plain) < _GAIN * min(self._replayed):
-            self._begin([])
-            self._gave_up = True
+        if self._calls == _ALIKE + _TIMED:
+            gain = min(self._plain) / min(self._replayed)
+            self._gave_up = gain < _GAIN
+            _log.info("a pass as a CUDA graph is %.2f times as fast%s", gain, ": not kept" if self._gave_up else "")
+            if self._gave_up:
+                self._begin([])
         return found
 
     def _begin(self, shapes: list[Any]) -> None:
         """Count batches of these shapes."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)  # others' before this run
         self._shapes, self._calls = shapes, 0
         self._replay: Callable[[], Numbers] | None = None
         self._inputs: list[Tensor] = []
@@ -100,6 +105,7 @@ class GraphedPass:
         held = _copied(batch)
         self._gave_up = not _has_room(self._device)
         if self._gave_up:
+            _log.info("steps are not replayed as CUDA graphs: their memory is more than %.0f %% of it", 100 * _SHARE)
             return False
         try:
             with rehearsal(self._module, self._device), _aside(self._device):  # libraries ask for memory there
@@ -108,7 +114,7 @@ class GraphedPass:
         except RuntimeError as error:
             self._gave_up = True
             self._module.zero_grad(set_to_none=True)
-            _log.warning("the steps of this run are not replayed as CUDA graphs: %s", str(error).splitlines()[0])
+            _log.warning("the steps of this run are not replayed as CUDA graphs: %s", _cause(error))
             return False
         gradients = [(each, each.grad) for each in self._module.parameters()]
 
@@ -179,7 +185,7 @@ class GraphedOptimizer:
             self._replay, _ = record(self._optimizer.step, self._device)
         except RuntimeError as error:
             self._gave_up = True
-            _log.warning("the optimizer's steps are not replayed as a CUDA graph: %s", str(error).splitlines()[0])
+            _log.warning("the optimizer's steps are not replayed as a CUDA graph: %s", _cause(error))
         finally:
             for group, values in zip(self.param_groups, before, strict=True):
                 group.update(values)
@@ -194,8 +200,11 @@ def record(run: Callable[[], Any], device: torch.device) -> tuple[Callable[[], N
         RuntimeError: it reads values on the host, or memory is short.
     """
     graph = torch.cuda.CUDAGraph()
-    # Of this thread alone: others go on saving and loading meanwhile.
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with (
+        torch.cuda.device(device),
+        torch.cuda.stream(torch.cuda.current_stream(device)),  # where a failure leads back to; not so by torch 2.11
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads go on saving and loading
+    ):
         found = run()
     return graph.replay, found
 
@@ -205,14 +214,23 @@ def _aside(device: torch.device) -> Iterator[None]:
     """In another stream than the usual one, as while recording."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _has_room(device: torch.device) -> bool:
     free, _ = torch.cuda.mem_get_info(device)
     return torch.cuda.max_memory_allocated(device) <= _SHARE * (free + torch.cuda.memory_reserved(device))
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what began it: ending a recording that failed fails too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).splitlines()[0]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

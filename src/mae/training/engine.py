@@ -40,6 +40,11 @@ Batches = Callable[[int], Generator[Mapping[str, Any], None, None]]
 """From a step's number to the keyword arguments of the module's forward from there on, one item per micro-batch."""
 
 
+def can_replay(settings: TrainingSettings, device: torch.device, world: World) -> bool:
+    """Whether steps may be replayed: what exchanges or adds up gradients is not recorded."""
+    return settings.cuda_graphs and device.type == "cuda" and world.size == 1 and settings.accumulate == 1
+
+
 class Trainer:
     """Trains a module whose forward returns an output with `.loss` and `.terms`.
 
@@ -106,8 +111,7 @@ class Trainer:
         self._signals = StopSignals()
         self._saver = CheckpointSaver(checkpoints, settings=settings, world=world)
         self._rolled_back_at: int | None = None
-        alone = world.size == 1 and settings.accumulate == 1
-        if settings.cuda_graphs and alone and device.type == "cuda" and isinstance(optimizer, AdamW):
+        if can_replay(settings, device, world) and isinstance(optimizer, AdamW):
             self._replay_steps(optimizer)
 
     def _replay_steps(self, optimizer: AdamW) -> None:

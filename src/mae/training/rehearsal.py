@@ -20,9 +20,11 @@ def rehearsal(module: nn.Module, device: torch.device) -> Iterator[None]:
     teacher = teacher_of(module)
     modules = [module] if teacher is None else [module, teacher]
     buffers = [(buffer, buffer.clone()) for each in modules for buffer in each.buffers()]  # as a running mean
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    module.zero_grad(set_to_none=True)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        module.zero_grad(set_to_none=True)
