@@ -105,7 +105,7 @@ class GraphedPass:
         held = _copied(batch)
         self._gave_up = not _has_room(self._device)
         if self._gave_up:
-            _log.info("steps are not replayed as CUDA graphs: their memory is more than %.0f %% of it", 100 * _SHARE)
+            _log.info("steps are not replayed as CUDA graphs: they took more than %.0f %% of the memory", 100 * _SHARE)
             return False
         try:
             with rehearsal(self._module, self._device), _aside(self._device):  # libraries ask for memory there
