@@ -11,6 +11,7 @@ is loaded. Plain and compiled blocks, each with and without graphs.
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from mae.bench.report import machine, script_parser, write_figures
 from mae.bench.timing import time_interleaved, timed
 from mae.layers.compiled import compile_blocks, compiling, failing_aloud
 from mae.pretraining.build import fresh_model, make_trainer
-from mae.pretraining.resolve import RunContext, prepare_run
+from mae.pretraining.resolve import prepare_run
 from mae.recipes import recipe_config
 from mae.training.device import choose_device
 from mae.training.distributed import World
@@ -65,21 +66,18 @@ def main() -> None:
     args = parser().parse_args()
     device = choose_device(args.device)
     with TemporaryDirectory(prefix="mae-graphs-") as aside, compiling(None), failing_aloud():
-
-        def prepared(graphs: bool) -> RunContext:
-            config = recipe_config(args.recipe).override(
-                {
-                    "source": "builtin:photos", "model": args.model, "img_size": args.img_size, "workers": 0,
-                    "batch_size": args.batch_size, "steps": 10**6, "epochs": None, "device": args.device,
-                    "precision": args.precision, "cuda_graphs": graphs, "out": str(Path(aside) / "run"),
-                }
-            )  # fmt: skip
-            return prepare_run(config, None, device, World(), resume=False)
-
+        config = recipe_config(args.recipe).override(
+            {
+                "source": "builtin:photos", "model": args.model, "img_size": args.img_size, "workers": 0,
+                "batch_size": args.batch_size, "steps": 10**6, "epochs": None, "device": args.device,
+                "precision": args.precision, "out": str(Path(aside) / "run"),
+            }
+        )  # fmt: skip
+        prepared = prepare_run(config, None, device, World(), resume=False)
         ways: dict[str, Callable[[], float]] = {}
         for compiled in (False, True):
             for graphs in (False, True) if device.type == "cuda" else (False,):
-                run = prepared(graphs)
+                run = replace(prepared, config=prepared.config.override({"cuda_graphs": graphs}))
                 model = fresh_model(run)
                 compile_blocks(model, on=compiled)
                 some = stepping(make_trainer(run, model))

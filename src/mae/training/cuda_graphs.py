@@ -43,6 +43,8 @@ class GraphedPass:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # of what this process did before the run
         self._gave_up = False
         self._begin([])
 
@@ -85,8 +87,6 @@ class GraphedPass:
 
     def _begin(self, shapes: list[Any]) -> None:
         """Count batches of these shapes."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)  # others' before this run
         self._shapes, self._calls = shapes, 0
         self._replay: Callable[[], Numbers] | None = None
         self._inputs: list[Tensor] = []
