@@ -46,7 +46,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "knn": Meaning(
         name="k-NN accuracy",
         better="up",
-        normal="above its first look, which is that of random weights, and above the commonest class",
+        normal="above its first look, which is that of the weights the run began with, and above the commonest class",
         percent=True,
     ),
     "probe": Meaning(

@@ -44,6 +44,32 @@ def is_adapted(name: str) -> bool:
     return name.startswith("encoder.blocks.2.") or ".attn.qkv.weight" in name or ".attn.proj.weight" in name
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_channels_that_it_could_not_tell_apart_are_refused(alike: bool, tmp_path: Path):
+    torch.manual_seed(7)
+    model = build_model(SMALL.override({"in_chans": 3, "mean": None, "std": None}))
+    with torch.no_grad():
+        kernels = model.encoder.patch_embed.proj.weight.view(24, 3, 4)
+        if alike:
+            kernels[:] = kernels[:, :1].clone()
+    save_model(model, tmp_path / "w.safetensors", model_metadata(model))
+    run = {"init_from": str(tmp_path / "w.safetensors"), "steps": 1, "batch_size": 8, "out": tmp_path / "run"}
+    if not alike:
+        mae.pretrain("builtin:digits", quiet=True, **run, **ADAPTED)
+        return
+    with pytest.raises(UsageError, match="is the same for all 3 channels, so the model could never tell them apart"):
+        mae.pretrain("builtin:digits", quiet=True, **run, **ADAPTED)
+    assert not (tmp_path / "run").exists()
+    mae.pretrain("builtin:digits", quiet=True, **run)
+
+
+def test_a_mask_token_in_the_encoder_learns(weights: Path, tmp_path: Path):
+    tokens = {"encoder_mask_tokens": True, "decoder": "linear"}
+    model = pretrain(weights, tmp_path / "run", **tokens).load_model()
+    fresh = pretrain(weights, tmp_path / "fresh", **tokens, steps=1, lr=1e-12).load_model()
+    assert not torch.equal(model.encoder.mask_token, fresh.encoder.mask_token)
+
+
 def test_all_else_of_the_encoder_stays_bit_for_bit(weights: Path, tmp_path: Path):
     found = pretrain(weights, tmp_path / "run").load_model()
     before, after = load_file(weights), found.state_dict()

@@ -72,6 +72,18 @@ def test_a_source_that_changed_or_went_is_refused(second: Path, pretrain: Run, t
     assert losses(begun) == losses(second)
 
 
+def test_it_goes_on_from_another_folder(
+    pretrain: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished.rename(tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    begun = pretrain("second", recipe="second_stage", teacher_source="first").folder
+    told = mae.pretrain(out=cut(begun, tmp_path / "told"), teacher_source="first", resume=True, quiet=True).folder
+    monkeypatch.chdir("/")
+    again = mae.pretrain(out=cut(begun, tmp_path / "cut"), resume=True, quiet=True).folder
+    assert losses(told) == losses(again) == losses(begun)
+
+
 def test_eva_predicts_a_teacher_at_mask_tokens(pretrain: Run, finished: Path, tmp_path: Path) -> None:
     run = pretrain("eva", recipe="eva", teacher_source=finished.rename(tmp_path / "first"))
     model: Any = run.load_model()

@@ -242,6 +242,17 @@ def test_constant_images_leave_nothing_to_predict(share: float) -> None:
     assert levels(subject(images))["target"] == ("stop" if share == 1 else "warn")
 
 
+@pytest.mark.parametrize("mask", ["block", "multi_block"])
+def test_masks_of_few_images_are_drawn_until_each_position_had_its_turn(mask: str) -> None:
+    here = replace(subject(img_size=56, mask=mask), numbers=torch.arange(20))
+    assert levels(here)["masks"] == "ok"
+
+
+def test_a_position_that_is_always_masked_is_worth_a_warning() -> None:
+    here = replace(subject(img_size=112, mask="block", mask_ratio=0.9), mask_ratio=0.9)
+    assert levels(here)["masks"] == "warn"
+
+
 def test_a_wrong_ratio_is_found() -> None:
     here = subject()
     here.model.masking = Half()

@@ -106,6 +106,64 @@ def test_of_a_recipe_the_weights_take_no_word(weights: Path):
     assert run.method == DIGITS.override({"pixel_dtype": "uint8"})
 
 
+FEATURES = {"target": "features", "teacher": "ema"}
+CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy"}
+TOKENS = {"decoder": "linear", "encoder_mask_tokens": True}
+
+
+def without_cutoff(**options: Any) -> MethodConfig:
+    return DIGITS.override({"target": "pixels", "norm_pix_loss": True}).override(options)
+
+
+@pytest.mark.parametrize("trained", [FEATURES, CODES], ids=["features", "codes"])
+def test_weights_that_learned_of_a_teacher_begin_a_run(trained: dict[str, Any], tmp_path: Path):
+    path = stored(tmp_path / "w.safetensors", without_cutoff(**trained))
+    run = prepared(path)
+    assert run.method == without_cutoff(pixel_dtype="uint8") and same(path, run, but="decoder.pred.")
+    again = prepared(path, **trained)
+    assert again.method.target.kind == trained["target"] and again.method.teacher.kind == trained["teacher"]
+    model, source = fresh_model(again).state_dict(), mae.load(path).state_dict()
+    assert torch.equal(model["decoder.pred.weight"], source["decoder.pred.weight"])
+    alone = stored(tmp_path / "e.safetensors", without_cutoff(**trained, **TOKENS), alone=True)
+    assert same(alone, prepared(alone), but="decoder.") and not prepared(alone).method.encoder.mask_tokens
+
+
+def test_outputs_of_another_width_get_a_fresh_last_layer(tmp_path: Path):
+    path = stored(tmp_path / "w.safetensors", without_cutoff(**FEATURES))
+    wide = stored(tmp_path / "wide.safetensors", without_cutoff(embed_dim=48))
+    run = prepared(path, target="features", teacher="frozen", teacher_source=str(wide))
+    assert fresh_model(run).state_dict()["decoder.pred.weight"].shape == (48, 16)
+    assert run.found["start"]["fresh"] == "a fresh last layer of the decoder"
+
+
+def test_mask_tokens_come_and_go(tmp_path: Path):
+    without, having = without_cutoff(), without_cutoff(**TOKENS)
+    plain, tokens = stored(tmp_path / "w.safetensors", without), stored(tmp_path / "t.safetensors", having)
+    assert same(tokens, prepared(tokens)) and prepared(tokens).method.encoder.mask_tokens
+    model = fresh_model(prepared(plain, **TOKENS))
+    assert model.encoder.mask_token is not None and model.encoder.mask_token.std() > 0
+    gone = prepared(tokens, decoder="self", encoder_mask_tokens=False)
+    assert fresh_model(gone).encoder.mask_token is None and same(tokens, gone, but="decoder.")
+    with pytest.raises(UsageError, match="an encoder with mask tokens do not fit; give --no-encoder-mask-tokens"):
+        prepared(tokens, decoder="self")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "decoder", "loss"), [("second_stage", "self", "smooth_l1"), ("eva", "linear", "cosine")]
+)
+def test_a_recipe_about_another_target_or_decoder_keeps_it(recipe: str, decoder: str, loss: str, tmp_path: Path):
+    path = stored(tmp_path / "w.safetensors", without_cutoff())
+    asked = {"source": "builtin:digits", "init_from": str(path), "teacher_source": str(path), "steps": 2}
+    run = prepare_run(
+        recipe_config(recipe).override(asked), None, CPU, World(), resume=False, given={*asked, "recipe"}
+    )  # fmt: skip
+    method = run.method
+    assert (method.target.kind, method.decoder.kind, method.loss.kind) == ("features", decoder, loss)
+    assert method.encoder.mask_tokens is (recipe == "eva")
+    model, source = fresh_model(run).state_dict(), mae.load(path).state_dict()
+    assert all(torch.equal(model[name], source[name]) for name in source if name.startswith("encoder."))
+
+
 def test_an_encoder_alone_gets_the_decoder_of_its_size(tmp_path: Path):
     usual = create_model("mae_vit_lesson_patch4").config
     assert usual is not None

@@ -141,3 +141,29 @@ def test_the_teacher_has_a_mean_of_its_network_too():
 def test_a_target_of_classes_is_refused():
     with pytest.raises(UsageError, match="difficulty learns from squared errors, and the target codes has classes"):
         model_with(target="codes", teacher="codebook", loss="cross_entropy")
+
+
+def test_a_loss_that_leaves_the_length_of_predictions_open_is_refused():
+    with pytest.raises(UsageError, match="loss cosine leaves the length of predictions open; give --loss smooth_l1"):
+        model_with(loss="cosine")
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder": "linear", "encoder_mask_tokens": True}], ids=["dropped", "tokens"])
+def test_every_weight_of_its_decoder_learns(options: dict[str, Any]):
+    """What no loss asks for has a gradient of 0 or of rounding alone."""
+    if options:
+        sizes = {name: value for name, value in SIZES.items() if not name.startswith("decoder_")}
+        torch.manual_seed(0)
+        model = mae.create_model("mae_vit_tiny_patch16", **sizes, **options, teacher="ema", mask="hard")
+    else:
+        model = model_with(teacher="ema", mask="hard")
+    images = noise(8, 0)
+    keys = sample_keys(0, 0, torch.arange(8))
+    model(images, plan=model.plan(images, keys=keys)).loss.backward()
+    head = model.term_heads["difficulty"]
+    assert all(tensor.grad is not None and tensor.grad.abs().max() > 1e-7 for tensor in head.parameters())
+    names = {name for name, _ in head.named_parameters()}
+    assert not {"norm.bias", "pred.bias"} & names and ("mask_token" in names) is not bool(options)
+    assert model.teacher is not None
+    model.teacher.after_step(model, 0.5)
+    assert model.scores(images).shape == (8, 16)

@@ -17,7 +17,8 @@ class LoraAdapter(Adapter):
     """LoRA beside the attention of all blocks but the last, which are trained whole (ExPLoRA: Khanna et al. 2024).
 
     Everything else of the encoder stays as it is, bit for bit: patch projection, positions, class token, norms, MLPs
-    and biases of the other blocks, and the last norm. The decoder is trained as ever.
+    and biases of the other blocks, and the last norm. The decoder is trained as ever, and so is a mask token in the
+    encoder, which features are made without.
     """
 
     kind: ClassVar[str] = "lora"
@@ -46,6 +47,8 @@ class LoraAdapter(Adapter):
         add_lora(nn.ModuleList(encoder.blocks[:adapted]), rank=self.rank)
         for block in encoder.blocks[adapted:]:
             block.requires_grad_(True)
+        if encoder.mask_token is not None:
+            encoder.mask_token.requires_grad_(True)
 
     def merge(self, encoder: nn.Module) -> None:
         """Fold the products into their weights, which leaves a plain encoder, all of it free; in place."""

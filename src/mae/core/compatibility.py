@@ -41,7 +41,7 @@ def check_method(method: "MethodConfig") -> None:
         have = "" if method.encoder.mask_tokens else "no "
         raise UsageError(
             f"decoder {method.decoder.kind} and an encoder with {have}mask tokens do not fit; "
-            f"{'leave out' if method.encoder.mask_tokens else 'add'} --encoder-mask-tokens, or use another decoder"
+            f"give --{'no-' if method.encoder.mask_tokens else ''}encoder-mask-tokens, or use another decoder"
         )
     _check_scores(method)
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
@@ -98,6 +98,11 @@ def _check_term(term: Term, method: "MethodConfig") -> None:
     if term.predicts_loss and method.target.classes:
         raise UsageError(
             f"{term.kind} learns from squared errors, and the target {method.target.kind} has classes; leave one out"
+        )
+    if term.predicts_loss and method.loss.ignores_length:
+        raise UsageError(
+            f"{term.kind} learns from squared errors, and loss {method.loss.kind} leaves the length of predictions "
+            "open; give --loss smooth_l1, or leave one of the two out"
         )
     if term.reads_cls and not method.encoder.cls_token:
         raise UsageError(

@@ -197,10 +197,12 @@ class Loss(Component):
 
     Attributes:
         reads_classes: whether it takes predictions for logits of the target's `classes`.
+        ignores_length: whether it is the same for a prediction of any length, so that its error says nothing.
     """
 
     slot: ClassVar[str] = "loss"
     reads_classes: ClassVar[bool] = False
+    ignores_length: ClassVar[bool] = False
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None

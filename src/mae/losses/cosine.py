@@ -20,6 +20,7 @@ class CosineDistance(Loss):
     """
 
     kind: ClassVar[str] = "cosine"
+    ignores_length: ClassVar[bool] = True
 
     def __call__(
         self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None

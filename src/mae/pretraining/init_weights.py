@@ -21,7 +21,8 @@ class InitWeights:
 
     Attributes:
         model: they come from.
-        config: its configuration; of an encoder alone with the decoder that is usual for its size.
+        config: its configuration without how it was trained; of an encoder alone with the decoder that is usual for its
+            size, and where a teacher made the targets with pixels as targets.
         line: what was loaded, in one line.
         licence: the terms they come under, where they are known.
     """
@@ -41,13 +42,19 @@ def open_init_weights(path: str) -> InitWeights:
     """
     model, report = open_model(Path(path))
     assert model.config is not None  # it was loaded by one
-    config = model.config
+    config, plain = model.config, MethodConfig()
+    encoder, decoder, target = config.encoder, config.decoder, config.target
     if not isinstance(model, MaskedAutoencoder):
         named = _named_like(config)
-        usual = MethodConfig() if named is None else model_config(named)
-        config = replace(config, decoder=usual.decoder, target=usual.target)
-    plain = MethodConfig()  # how it was trained is no property of the weights
-    config = replace(config, mask=plain.mask, loss=plain.loss, terms=(), teacher=None, adapter=None)
+        usual = plain if named is None else model_config(named)
+        encoder, decoder, target = replace(encoder, mask_tokens=False), usual.decoder, usual.target
+    elif target.needs:
+        target = plain.target
+    # How it was trained is no property of the weights. All at once: the parts must fit each other.
+    config = replace(
+        config, encoder=encoder, decoder=decoder, target=target, mask=plain.mask, loss=plain.loss, terms=(),
+        teacher=None, adapter=None,
+    )  # fmt: skip
     return InitWeights(model=model, config=config, line=report.line(), licence=report.origin.get("licence"))
 
 
@@ -69,7 +76,8 @@ def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights
     weights = start.config
     if "model" in given:
         raise UsageError(f"--model is {config.model}, and --init-from says by itself what model it is; leave it out")
-    fixed = {*names_of("encoder", weights.encoder.kind), "patch_size", "in_chans"}
+    # Mask tokens may come or go: features are made without them.
+    fixed = {*names_of("encoder", weights.encoder.kind), "patch_size", "in_chans"} - {"encoder_mask_tokens"}
     asked_of, there_of = config.flat(), weights.flat()
     for name in sorted(fixed & set(given)):
         asked, there = asked_of[name], there_of[name]
@@ -87,10 +95,10 @@ def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights
     if "statistics" in given and config.data.statistics == "model" and weights.tokenizer.mean is None:
         raise UsageError("--statistics is model, and the weights of --init-from know none; use --statistics data")
     kept = {"encoder", "img_size", "channels", "nodata", *fixed}
-    if isinstance(start.model, MaskedAutoencoder):
-        kept |= {"decoder", "target", *names_of("decoder", weights.decoder.kind)}
-        kept |= names_of("target", weights.target.kind)
     assert not isinstance(config.method, MethodConfig)
+    for slot in ("decoder", "target") if isinstance(start.model, MaskedAutoencoder) else ():
+        if slot not in config.method:  # as in a recipe that is about another decoder or target
+            kept |= names_of(slot, getattr(weights, slot).kind)
     said = {name: value for name, value in config.method.items() if name in given or name not in kept}
     changed = replace(config, model=_called(weights), method=said)
     facts = {name: there_of[name] for name in ("in_chans", "channels", "nodata") if name not in given}
@@ -113,17 +121,34 @@ def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
     model.load_state_dict({**own, **taken})
 
 
+def check_channels_differ(start: InitWeights) -> None:
+    """Refuse weights to adapt whose patch projection, which stays as it is, treats all channels alike.
+
+    Raises:
+        UsageError: that.
+    """
+    channels, weight = start.config.layout.channels, start.model.encoder.patch_embed.proj.weight
+    kernels = weight.reshape(len(weight), channels, -1)
+    if channels > 1 and bool((kernels == kernels[:, :1]).all()):
+        raise UsageError(
+            f"--adapter keeps the patch projection of the weights of --init-from, which is the same for all {channels} "
+            "channels, so the model could never tell them apart; leave --adapter out to train everything"
+        )
+
+
 def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     """How the names of those tensors begin that the weights are not taken for.
 
-    Another target needs another last layer; another decoder shares nothing with the old one; a classifier's encoder
-    has lost its last norm.
+    Another target needs another last layer, and so do outputs of another width; another decoder shares nothing with the
+    old one; a classifier's encoder has lost its last norm.
     """
     if isinstance(start.model, ImageClassifier):
         return "decoder.", "encoder.norm."
     if not isinstance(start.model, MaskedAutoencoder) or start.config.decoder != config.decoder:
         return ("decoder.",)
-    return ("decoder.pred.",) if start.config.target != config.target else ()
+    assert start.model.config is not None
+    before, now = ((each.target, *map(each.gives.get, each.target.needs)) for each in (start.model.config, config))
+    return ("decoder.pred.",) if before != now else ()
 
 
 def _named_like(config: MethodConfig) -> str | None:

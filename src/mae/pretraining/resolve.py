@@ -15,7 +15,7 @@ from torch import Tensor
 from mae.config import RunConfig, as_flag, is_changeable
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
-from mae.core.method import MethodConfig
+from mae.core.method import MethodConfig, names_of
 from mae.core.types import SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
@@ -28,9 +28,15 @@ from mae.errors import UsageError
 from mae.masks.schedule import RatioSchedule
 from mae.modalities.images.crop import Augmentation
 from mae.models.presets import model_config
-from mae.pretraining.init_weights import InitWeights, fresh_part, inherit_config, open_init_weights
+from mae.pretraining.init_weights import (
+    InitWeights,
+    check_channels_differ,
+    fresh_part,
+    inherit_config,
+    open_init_weights,
+)
 from mae.pretraining.same_images import check_same, told_of
-from mae.pretraining.teacher import check_seen, open_teacher
+from mae.pretraining.teacher import absolute_path, check_seen, open_teacher
 from mae.randomness import FIXED_EPOCH
 from mae.records import PixelDtype, check_no_data
 from mae.training.device import choose_precision
@@ -183,6 +189,10 @@ def prepare_run(
         processes=world.local_size,
     )
     config = resolve_config(config, images, device, world, weights)
+    if not resume:
+        _check_read(config, given)
+    if start is not None and config.resolved.adapter is not None:
+        check_channels_differ(start)
     unusual = check_seen(network, images)
     assert config.model is not None
     if folder is None:
@@ -247,6 +257,32 @@ def resolve_config(
     for term in method.terms:
         _check_compared(term, config, world)
     return config
+
+
+def _check_read(config: RunConfig, given: Collection[str]) -> None:
+    """Refuse what was chosen and would change nothing."""
+    method, flat = config.resolved, config.flat()
+    teacher, parts = method.teacher, (method.target, *method.terms)
+    if (
+        teacher is not None
+        and not any(part.needs for part in parts)
+        and not {"attention", "difficulty"} & method.mask.reads
+    ):
+        raise UsageError(
+            f"--teacher is {teacher.kind}, and neither target nor mask nor a term reads it; give one that does, such "
+            f"as --target {'codes' if 'codes' in method.gives else 'features'}, or leave it out"
+        )
+    for name in sorted(given):
+        owners = [kind for kind in kinds("terms") if name != kind and name in names_of("term", kind)]
+        if owners and not any(flat[kind] for kind in owners):
+            raise UsageError(
+                f"{as_flag(name)} is an option of {as_flag(owners[0])}, which counts 0; give its weight too"
+            )
+    if config.optim.mask_schedule == "const" and (unread := sorted({"mask_start", "mask_warmup"} & set(given))):
+        raise UsageError(
+            f"{as_flag(unread[0])} is for a mask ratio that changes, and --mask-schedule is const; give another "
+            "schedule, or leave it out"
+        )
 
 
 def _check_compared(term: Term, config: RunConfig, world: World) -> None:
@@ -413,7 +449,7 @@ def _choose(config: RunConfig, weights: MethodConfig | None, images: ImageSet, d
         config,
         source=absolute_source(config.source),
         model=name,
-        init_from=None if config.init_from is None else _absolute(config.init_from),
+        init_from=None if config.init_from is None else absolute_path(config.init_from),
         method=method.override(
             {"in_chans": images.channels, "channels": images.channel_names, "pixel_dtype": images.pixel_dtype}
         ),
@@ -472,10 +508,6 @@ def _check_warmups(config: RunConfig, num_images: int) -> None:
     raise UsageError(
         f"the warm-up ({flag}) is {warmup:g} epochs, but the whole run has {epochs:.3g} epochs; give a shorter one"
     )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if Path(path).exists() else path
 
 
 def weights_of(folder: RunFolder | None) -> MethodConfig | None:
@@ -549,7 +581,7 @@ def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection
     folder = check_resumable(folder)
     stored = RunConfig.read(folder.config)
     asked = {**config.flat(), "source": absolute_source(config.source)}
-    asked["init_from"] = None if config.init_from is None else _absolute(config.init_from)
+    asked |= {name: absolute_path(asked[name]) for name in ("init_from", "teacher_source") if asked.get(name)}
     changes = {name: asked[name] for name in given if not is_changeable(name)}
     begun = stored.flat()
     if differing := [name for name, value in changes.items() if stored.override({name: value}) != stored]:

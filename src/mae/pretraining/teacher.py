@@ -1,5 +1,6 @@
 """The network of a teacher that names one: opened once, measured, and the same again when a run goes on."""
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def open_teacher(
     teacher = method.teacher if isinstance(method, MethodConfig) else component_of("teacher", method)
     if teacher is None or not teacher.opens:
         return config, None
+    teacher = replace(teacher, source=absolute_path(teacher.source))  # a run may go on from another folder
     with world.main_first():  # a download goes to one folder
         network = open_network(teacher.source, device=device)
     measured = teacher.measured(network)
@@ -49,7 +51,7 @@ def open_teacher(
             f"--teacher-source {teacher.source} is another network than when the run was begun; put the old one back "
             "there, or start a new run in another folder"
         )
-    return config.override({"teacher": measured}), network
+    return config.override({"teacher": measured, "teacher_source": measured.source}), network
 
 
 def open_network(spec: str, *, device: torch.device) -> SourceNetwork:
@@ -81,6 +83,11 @@ def open_network(spec: str, *, device: torch.device) -> SourceNetwork:
         pixel_dtype=wanted.pixel_dtype,
         fingerprint=sha256(told.encode()).hexdigest()[:16],
     )
+
+
+def absolute_path(path: str) -> str:
+    """A path that is there, as one that holds in every folder; a name as it is."""
+    return str(Path(path).absolute()) if path and Path(path).exists() else path
 
 
 def check_seen(network: SourceNetwork | None, images: ImageSet) -> str | None:

@@ -35,8 +35,8 @@ class Difficulty(Term):
     """Attention heads of its decoder."""
 
     def head(self, encoder: Any) -> MAEDecoder:
-        """The decoder, with fresh weights from PyTorch's global generator."""
-        return MAEDecoder(
+        """The decoder, with fresh weights from PyTorch's global generator and without what the term leaves open."""
+        decoder = MAEDecoder(
             encoder_dim=encoder.embed_dim,
             grid=encoder.grid,
             embed_dim=self.embed_dim,
@@ -44,6 +44,11 @@ class Difficulty(Term):
             num_heads=self.num_heads,
             num_outputs=1,
         )
+        for layer in (decoder.norm, decoder.pred):  # only differences count
+            layer.register_parameter("bias", None)
+        if encoder.mask_token is not None:  # it has put its own where patches are masked
+            decoder.register_parameter("mask_token", None)
+        return decoder
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """The value, float32, not multiplied by `weight`."""
