@@ -59,6 +59,7 @@ def test_what_was_measured_is_in_its_configuration(second: Path, tmp_path: Path)
     shutil.rmtree(tmp_path / "first")
     model = mae.load(second)
     assert model.config is not None and model.config.teacher.fingerprint == teacher["fingerprint"]
+    assert (model.config.teacher.source, teacher["source"]) == ("first", str(tmp_path / "first"))
 
 
 def test_a_source_that_changed_or_went_is_refused(second: Path, pretrain: Run, tmp_path: Path) -> None:

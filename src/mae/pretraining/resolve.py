@@ -260,7 +260,7 @@ def resolve_config(
 
 
 def _check_read(config: RunConfig, given: Collection[str]) -> None:
-    """Refuse what was chosen and would change nothing."""
+    """Refuse what was chosen and would change nothing, but where the user says so: --visreg 0 --visreg-dim 8."""
     method, flat = config.resolved, config.flat()
     teacher, parts = method.teacher, (method.target, *method.terms)
     if (
@@ -274,11 +274,12 @@ def _check_read(config: RunConfig, given: Collection[str]) -> None:
         )
     for name in sorted(given):
         owners = [kind for kind in kinds("terms") if name != kind and name in names_of("term", kind)]
-        if owners and not any(flat[kind] for kind in owners):
+        if owners and not any(flat[kind] or kind in given for kind in owners):
             raise UsageError(
                 f"{as_flag(name)} is an option of {as_flag(owners[0])}, which counts 0; give its weight too"
             )
-    if config.optim.mask_schedule == "const" and (unread := sorted({"mask_start", "mask_warmup"} & set(given))):
+    unread = sorted({"mask_start", "mask_warmup"} & set(given))
+    if unread and config.optim.mask_schedule == "const" and "mask_schedule" not in given:
         raise UsageError(
             f"{as_flag(unread[0])} is for a mask ratio that changes, and --mask-schedule is const; give another "
             "schedule, or leave it out"
