@@ -344,8 +344,9 @@ class Encoder(Component):
     def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
         """The network, with fresh weights from PyTorch's global generator.
 
-        One whose `attends` is true has `attention(x)`: block after block how much each token of whole samples attends
-        to each other, `[B, heads, L, L]`, of which `num_prefix` lead; see `MAEEncoder`.
+        Its `mask_token` is None unless the option `mask_tokens` is set. One whose `attends` is true has `attention(x)`:
+        block after block how much each token of whole samples attends to each other, `[B, heads, L, L]`, of which
+        `num_prefix` lead; see `MAEEncoder`.
         """
         raise NotImplementedError
 
