@@ -32,7 +32,7 @@ from mae.models.classifier import (
     build_classifier,
 )
 from mae.models.detector import DetectionHead, Detector, build_detector
-from mae.models.fingerprint import TOLERANCE, OutputFingerprint, output_fingerprint
+from mae.models.fingerprint import TOLERANCE, OutputFingerprint, config_of_file, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.segmenter import MapHead, Segmenter
@@ -199,7 +199,7 @@ def model_metadata(
     record = {
         "format": FORMAT,
         "kind": kind_of(model),
-        "config": _without_folders(config).to_json(),
+        "config": config_of_file(config).to_json(),
         "grid": list(config.layout.grid),
         "channels": None if config.tokenizer.channels is None else list(config.tokenizer.channels),
         "target": config.target.kind if isinstance(model, MaskedAutoencoder) else None,
@@ -212,14 +212,6 @@ def model_metadata(
     if too_much := _too_much(text, record):
         raise UsageError(f"what the model's file is to say of it {too_much}; shorten its origin")
     return {_KEY: text}
-
-
-def _without_folders(config: MethodConfig) -> MethodConfig:
-    """The configuration with no more of a path than its last part: a file may be published."""
-    source = getattr(config.teacher, "source", "")
-    if config.teacher is None or not Path(source).is_absolute():
-        return config
-    return replace(config, teacher=replace(config.teacher, source=Path(source).name))
 
 
 def save_model(model: PretrainedEncoder, path: Path, metadata: dict[str, str]) -> None:

@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,6 +79,14 @@ def _relative_difference(expected: tuple[float, ...], found: tuple[float, ...]) 
     return max(abs(a - b) for a, b in zip(expected, found, strict=True)) / largest
 
 
+def config_of_file(config: MethodConfig) -> MethodConfig:
+    """A configuration as a model's file has it: of a path its last part alone, for files are published."""
+    teacher = config.teacher
+    if teacher is not None and teacher.opens and Path(teacher.source).is_absolute():
+        return replace(config, teacher=replace(teacher, source=Path(teacher.source).name))
+    return config
+
+
 def output_fingerprint(
     model: PretrainedEncoder, *, described: Mapping[str, Any] | None = None
 ) -> OutputFingerprint | None:
@@ -103,7 +112,7 @@ def output_fingerprint(
     size = [side * patch for side, patch in zip(grid, config.layout.patch, strict=True)]
     if prod(grid) > _MAX_TOKENS or prod(size) * config.layout.channels > _MAX_VALUES:
         return None
-    text = json.dumps(config.to_json() if described is None else described, sort_keys=True)
+    text = json.dumps(config_of_file(config).to_json() if described is None else described, sort_keys=True)
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1  # below 2**63
     keys = sample_keys(seed, FIXED_EPOCH, torch.arange(4))  # one for each use, so that one stream does
     image = (2 * uniform(keys[:1], config.layout.channels * prod(size), Stream.FORWARD) - 1).reshape(

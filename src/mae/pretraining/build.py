@@ -27,7 +27,7 @@ from mae.evaluation.common.capabilities import predicts_pixels
 from mae.modalities.images.crop import central_crop
 from mae.models.build import build_model
 from mae.models.file import load_model, model_metadata
-from mae.models.fingerprint import output_fingerprint
+from mae.models.fingerprint import config_of_file, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.capture import write_capture
@@ -124,7 +124,7 @@ def check_model(prepared: RunContext, path: Path) -> None:
         config = load_model(path / MODEL, merged=False).config
     except MAEError as error:
         raise refused(path, str(error)) from error
-    own = prepared.method
+    config, own = (None if each is None else config_of_file(each) for each in (config, prepared.method))
     if config != own:
         there, here = ({} if each is None else each.flat() for each in (config, own))
         name = next(name for name in here if there.get(name) != here[name])
