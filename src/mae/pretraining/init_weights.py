@@ -69,7 +69,7 @@ def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights
         start: the weights.
 
     Raises:
-        UsageError: an option that contradicts them.
+        UsageError: an option that contradicts them, or an adapter that could not tell their channels apart.
     """
     if "init_from" not in given:
         return config
@@ -94,6 +94,7 @@ def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights
         raise UsageError(f"--channels differ from those that the weights of --init-from are for ({known})")
     if "statistics" in given and config.data.statistics == "model" and weights.tokenizer.mean is None:
         raise UsageError("--statistics is model, and the weights of --init-from know none; use --statistics data")
+    _check_adapter(asked_of.get("adapter"), start)
     kept = {"encoder", "img_size", "channels", "nodata", *fixed}
     assert not isinstance(config.method, MethodConfig)
     for slot in ("decoder", "target") if isinstance(start.model, MaskedAutoencoder) else ():
@@ -121,12 +122,10 @@ def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
     model.load_state_dict({**own, **taken})
 
 
-def check_channels_differ(start: InitWeights) -> None:
-    """Refuse weights to adapt whose patch projection, which stays as it is, treats all channels alike.
-
-    Raises:
-        UsageError: that.
-    """
+def _check_adapter(adapter: object, start: InitWeights) -> None:
+    """Refuse weights to adapt whose patch projection, which stays as it is, treats all channels alike."""
+    if adapter is None:
+        return
     channels, weight = start.config.layout.channels, start.model.encoder.patch_embed.proj.weight
     kernels = weight.reshape(len(weight), channels, -1)
     if channels > 1 and bool((kernels == kernels[:, :1]).all()):

@@ -28,13 +28,7 @@ from mae.errors import UsageError
 from mae.masks.schedule import RatioSchedule
 from mae.modalities.images.crop import Augmentation
 from mae.models.presets import model_config
-from mae.pretraining.init_weights import (
-    InitWeights,
-    check_channels_differ,
-    fresh_part,
-    inherit_config,
-    open_init_weights,
-)
+from mae.pretraining.init_weights import InitWeights, fresh_part, inherit_config, open_init_weights
 from mae.pretraining.same_images import check_same, told_of
 from mae.pretraining.teacher import absolute_path, check_seen, open_teacher
 from mae.randomness import FIXED_EPOCH
@@ -191,8 +185,6 @@ def prepare_run(
     config = resolve_config(config, images, device, world, weights)
     if not resume:
         _check_read(config, given)
-    if start is not None and config.resolved.adapter is not None:
-        check_channels_differ(start)
     unusual = check_seen(network, images)
     assert config.model is not None
     if folder is None:
@@ -263,11 +255,7 @@ def _check_read(config: RunConfig, given: Collection[str]) -> None:
     """Refuse what was chosen and would change nothing, but where the user says so: --visreg 0 --visreg-dim 8."""
     method, flat = config.resolved, config.flat()
     teacher, parts = method.teacher, (method.target, *method.terms)
-    if (
-        teacher is not None
-        and not any(part.needs for part in parts)
-        and not {"attention", "difficulty"} & method.mask.reads
-    ):
+    if teacher is not None and not any(part.needs for part in parts) and method.mask.reads <= {"x"}:
         raise UsageError(
             f"--teacher is {teacher.kind}, and neither target nor mask nor a term reads it; give one that does, such "
             f"as --target {'codes' if 'codes' in method.gives else 'features'}, or leave it out"

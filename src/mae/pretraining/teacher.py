@@ -51,6 +51,7 @@ def open_teacher(
             f"--teacher-source {teacher.source} is another network than when the run was begun; put the old one back "
             "there, or start a new run in another folder"
         )
+    # The source too: what was said of the teacher counts over the teacher itself.
     return config.override({"teacher": measured, "teacher_source": measured.source}), network
 
 
