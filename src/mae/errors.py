@@ -5,7 +5,13 @@ Every message names the file or option, what was found, what was expected and wh
 
 
 class MAEError(Exception):
-    """Something failed while working: unreadable data, a full disk, a loss that is not finite (exit code 1)."""
+    """Something failed while working: unreadable data, a full disk, a loss that is not finite (exit code 1).
+
+    Attributes:
+        told_by_main: whether the main process of several tells the user the same.
+    """
+
+    told_by_main = False
 
 
 class UsageError(MAEError, ValueError):

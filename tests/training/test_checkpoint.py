@@ -106,7 +106,7 @@ def test_a_damaged_one_that_is_newer_is_told_of(written: Path):
     assert checkpoint.usable_checkpoint(written) == (last, "")
     (last / "state.json").unlink()
     path, note = checkpoint.usable_checkpoint(written)
-    assert path == older and "99" not in note and note.endswith(f"; the older {older} is used instead")
+    assert path == older and ".writing-step" not in note and note.endswith(f"; the older {older} is used instead")
     assert note.startswith(f"{last} lacks state.json; the older ")
     (older / "state.json").write_text("{}")
     with pytest.raises(MAEError) as refused:

@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from toy import Follower, Line, Output, Recorder, adamw, lars, make_trainer, wei
 
 from mae.errors import MAEError
 from mae.training.checkpoint import find_checkpoint
+from mae.training.engine import ask_before_steps
 from mae.training.log import JsonLines, read_rows
+from mae.training.resilience.collective_status import StepStatus
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import PeriodicTask
 
@@ -340,6 +343,62 @@ def test_ten_minutes_are_told_by_a_clock_that_does_not_jump(tmp_path: Path, monk
     make_trainer(tmp_path, checkpoint_every=None).run(tasks=[PeriodicTask(every=1, run=tick)])
     # After more than 600 s, so after 5 steps, and then again; the last step is always saved.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000011", "step-00000012"]
+
+
+def test_a_status_that_is_read_late_saves_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU what is due is heard of a step later, when the processes have said so once more."""
+    ticks, saved = [0.0], []
+    monkeypatch.setattr("mae.training.saver.time.monotonic", lambda: ticks[0])
+    trainer = make_trainer(tmp_path, checkpoint_every=None)
+    exchange, begin, heard = trainer._exchange.exchange, trainer._saver.begin, [StepStatus()]
+    monkeypatch.setattr(
+        trainer._exchange, "exchange", lambda finite, status: (heard.append(status), exchange(finite, status))[1]
+    )
+    monkeypatch.setattr(trainer._exchange, "read", lambda: heard[-2])
+    monkeypatch.setattr(
+        trainer._saver, "begin", lambda *args, step, **named: (saved.append(step), begin(*args, step=step, **named))
+    )
+
+    def tick(step: int) -> None:
+        ticks[0] += 150
+
+    trainer.run(tasks=[PeriodicTask(every=1, run=tick)])
+    assert saved == [6, 12]
+
+
+def test_what_prepares_a_batch_is_no_wait_for_data(tmp_path: Path):
+    """A teacher's pass that a mask follows is the model's own work."""
+    recorder = Recorder()
+
+    def prepare(batch):
+        time.sleep(0.02)
+        return batch
+
+    trainer = make_trainer(tmp_path)
+    trainer.prepare = prepare
+    plain = make_trainer(tmp_path / "plain")
+    plain.run()
+    trainer.run(observers=[recorder])
+    assert torch.equal(weights(trainer), weights(plain))
+    assert all(row["data_wait"] < 0.5 for row in recorder.rows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_no_fused_kernel_that_ignores_what_is_not_finite_takes_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+):
+    """As MPS's do in PyTorch before 2.13."""
+    fused = torch._fused_adamw_
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *args, found_inf=None, **named: fused(*args, **named))
+    options = {"module": Overflowing, "clip_grad": None} if precision == "fp16" else {"broken_at": {11}}
+    finite = []
+    for device in ("mps", "cpu"):
+        trainer = make_trainer(tmp_path / device, precision=precision, **options)
+        ask_before_steps(trainer.optimizer, torch.device(device))
+        with suppress(MAEError):  # it goes on to say that all is lost
+            trainer.run()
+        finite.append(bool(weights(trainer).isfinite().all()))
+    assert finite == [True, False]
 
 
 def told(progress: list[float]) -> Follower:

@@ -134,10 +134,16 @@ def _help() -> str:
 
 
 def _complain(error: object, *, code: int) -> int:
-    # A wrong request is one in every process of a run, and so is a signal's; one of them tells it.
-    rank = os.environ.get("RANK", "0")
-    if rank != "0" and (code in (2, INTERRUPTED, TOLD_TO_END) or getattr(error, "told_by_main", False)):
+    if _is_told_elsewhere(error, code):
         return code
     # In one line: a name that holds line breaks would write lines of its own, as if they were ours.
     sys.stderr.write(f"mae: error: {' '.join(visible(str(error)).splitlines())}\n")
     return code
+
+
+def _is_told_elsewhere(error: object, code: int) -> bool:
+    """Whether another process of the run has the same to tell."""
+    rank = os.environ.get("RANK", "0")
+    if code == 2 and os.environ.get("LOCAL_RANK", rank) != "0":  # the processes of one machine see the same files
+        return True
+    return rank != "0" and (code in (INTERRUPTED, TOLD_TO_END) or getattr(error, "told_by_main", False))

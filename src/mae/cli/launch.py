@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mae.cli import code_of_signal
+from mae.contention import num_cores
 from mae.credentials import handed_on
 from mae.errors import UsageError
 from mae.training.device import choose_device
@@ -44,7 +45,7 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     # An ignored signal stays ignored: `nohup` lets a command outlive its terminal.
     names = [name for name in _PASSED_ON if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(names))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // gpus)))  # else each takes all cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // gpus)))  # else each takes all cores
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

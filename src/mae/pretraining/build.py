@@ -87,7 +87,8 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
         optimizer=make_optimizer(
             model, weight_decay=config.optim.weight_decay, betas=config.optim.betas, kind=config.optim.optimizer
         ),
-        batches=partial(_batches, prepared, model, make_loader(prepared)),
+        batches=partial(_batches, prepared, make_loader(prepared)),
+        prepare=partial(_with_plan, model),
         settings=settings,
         checkpoints=CheckpointSpec(
             folder=prepared.folder.checkpoints,
@@ -224,16 +225,26 @@ def num_workers(prepared: RunContext) -> int:
     return default_workers(prepared.device.type, prepared.images.in_memory, processes=prepared.world.local_size)
 
 
-def _batches(
-    prepared: RunContext, model: MaskedAutoencoder, loader: Loader, step: int
-) -> Generator[Mapping[str, Any], None, None]:
-    """What the model's forward is given, from a step on: images and their masks."""
+def _batches(prepared: RunContext, loader: Loader, step: int) -> Generator[Mapping[str, Any], None, None]:
+    """What `_with_plan` is given, from a step on: images, and what their masks are drawn by."""
     schedule, steps_per_epoch = prepared.mask_schedule, prepared.steps_per_epoch
     for number, (images, keys) in enumerate(_on_device(prepared, loader, step)):
         done = step + number // prepared.config.machine.accumulate
         ratio = schedule.ratio(done, steps_per_epoch=steps_per_epoch)
-        plan = model.plan(images, keys=keys, ratio=ratio, progress=done / prepared.total_steps)
-        yield {"images": images, "plan": plan, "keys": keys, "views": prepared.config.data.repeated_aug}
+        yield {
+            "images": images,
+            "keys": keys,
+            "ratio": ratio,
+            "progress": done / prepared.total_steps,
+            "views": prepared.config.data.repeated_aug,
+        }
+
+
+def _with_plan(model: MaskedAutoencoder, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's forward is given: images and their masks."""
+    images, keys = batch["images"], batch["keys"]
+    plan = model.plan(images, keys=keys, ratio=batch["ratio"], progress=batch["progress"])
+    return {"images": images, "plan": plan, "keys": keys, "views": batch["views"]}
 
 
 def _on_device(prepared: RunContext, loader: Loader, step: int) -> Iterator[tuple[Tensor, Tensor]]:

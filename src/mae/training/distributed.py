@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mae.errors import MAEError, UsageError
+from mae.errors import MAEError, Stopped, UsageError
 from mae.training.device import choose_device
 
 _Item = TypeVar("_Item")
@@ -115,7 +115,7 @@ class World:
     def _raise_told(self, told: Mapping[str, Any]) -> None:
         """Fail as another process did, if it did."""
         if "error" in told:
-            raise (UsageError if told["usage"] else MAEError if self.is_main else ToldByMain)(told["error"])
+            raise told_by_main((UsageError if told["usage"] else MAEError)(told["error"]), self)
 
     def _tell(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """What the main process says, in every process."""
@@ -203,10 +203,10 @@ class World:
         return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
 
 
-class ToldByMain(MAEError):
-    """A failure of the main process, in another one; the user has it from the main one already."""
-
-    told_by_main = True
+def told_by_main(error: MAEError, world: World) -> MAEError:
+    """Mark an error that every process raises: the main one alone tells the user."""
+    error.told_by_main = not world.is_main
+    return error
 
 
 class LostProcess(MAEError):
@@ -232,18 +232,26 @@ def joined_world(device: str, *, advice: str = "") -> Iterator[tuple[World, torc
         advice: what to do where another process is lost, as a sentence.
 
     Raises:
-        UsageError: there is no such device, or several processes cannot share it.
+        UsageError: there is no such device, several processes cannot share it, or they compute on different kinds.
         LostProcess: another process died, did not come, or said nothing for too long.
     """
     chosen, world = choose_device(device), _told_world()
+    parting = chosen.type != "cuda"
     try:
         with explained_lost_process(world, advice):
             if world.size > 1:
                 _meet(world, chosen.type)
+                _check_alike(world, chosen.type)
             here = torch.device("cuda", torch.cuda.current_device()) if chosen.type == "cuda" else chosen
             yield world, here
+        parting = True
+    except Stopped:  # all stop together
+        parting = True
+        raise
     finally:
-        if world.size > 1 and dist.is_initialized():
+        # NCCL's group waits at its end for the other processes, which may know nothing of this one's failure: it is
+        # left to the end of the program, so that the user is told at once and torchrun ends the others.
+        if parting and world.size > 1 and dist.is_initialized():
             # The group's threads drop the tensors of the last exchange once Python is idle. If they still had to, the
             # group's end would wait for them and they for Python, or a program that ends now would be aborted.
             time.sleep(_POLL_SECONDS)
@@ -263,11 +271,32 @@ def _meet(world: World, device_type: str) -> None:
     if device_type not in ("cpu", "cuda"):
         raise UsageError(f"several processes cannot compute together on {device_type}; use --device cpu or cuda")
     if device_type == "cuda":
+        if (gpus := torch.cuda.device_count()) < world.local_size:
+            raise UsageError(
+                f"{world.local_size} processes were started on this machine, which shows {gpus} GPU(s); each needs one "
+                f"of its own: start {gpus}, as by --gpus {gpus} or torchrun's --nproc-per-node {gpus}"
+            )
         torch.cuda.set_device(world.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     timeout = timedelta(seconds=_timeout_seconds())
     store = _store_of_this_start(world, timeout)
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+
+
+def _check_alike(world: World, device_type: str) -> None:
+    """See that all processes compute on the same kind of device: a machine that shows no GPU would use its CPU.
+
+    Raises:
+        UsageError: they do not, in every process.
+    """
+    kinds = [kind.decode() for kind in world._bytes_of_each(device_type.encode())]
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        text = (
+            f"process 0 computes on {kinds[0]} and process {other} on {kinds[other]}; all need the same kind of "
+            "device: see that every machine shows its GPUs (nvidia-smi), or give --device cpu"
+        )
+        raise told_by_main(UsageError(text), world)
 
 
 def _store_of_this_start(world: World, timeout: timedelta) -> dist.Store:

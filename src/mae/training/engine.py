@@ -21,7 +21,7 @@ from mae.training import checkpoint
 from mae.training.checkpoint import take_snapshot, teacher_of
 from mae.training.cuda_graphs import GraphedOptimizer, GraphedPass
 from mae.training.device import autocast, keep_freed_memory
-from mae.training.distributed import ToldByMain, World
+from mae.training.distributed import World, told_by_main
 from mae.training.log import Callback
 from mae.training.meter import Meter
 from mae.training.rehearsal import rehearsal
@@ -45,6 +45,20 @@ def can_replay(settings: TrainingSettings, device: torch.device, world: World) -
     return settings.cuda_graphs and device.type == "cuda" and world.size == 1 and settings.accumulate == 1
 
 
+def ask_before_steps(optimizer: Optimizer, device: torch.device) -> None:
+    """Keep a fused optimizer from taking steps that are not finite where its kernels would.
+
+    Those of MPS ignored `found_inf` until PyTorch 2.13 (pull request 186360). Without this mark the scaler, as
+    `Trainer` itself, asks whether the step is finite and leaves it out, for which it waits for the device.
+    """
+    if device.type == "mps":
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def _unchanged(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    return batch
+
+
 class Trainer:
     """Trains a module whose forward returns an output with `.loss` and `.terms`.
 
@@ -57,7 +71,8 @@ class Trainer:
             skipped.
         optimizer: over the module's parameters; before each step the rate of each group is set to the schedule's,
             times the group's `lr_scale` if it has one.
-        batches: what the module's forward is given.
+        batches: what the module's forward is given, waiting for which counts as waiting for data.
+        prepare: what the module adds to a batch before its forward, such as a mask by its teacher; None: nothing.
         settings: how to train.
         checkpoints: where checkpoints go, and what they hold beside the training's state.
         device: where the module is.
@@ -79,6 +94,7 @@ class Trainer:
         module: nn.Module,
         optimizer: Optimizer,
         batches: Batches,
+        prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         settings: TrainingSettings,
         checkpoints: CheckpointSpec,
         device: torch.device,
@@ -89,6 +105,7 @@ class Trainer:
         self.module = module
         self.optimizer = optimizer
         self.batches = batches
+        self.prepare = prepare or _unchanged
         self.settings = settings
         self.folder = checkpoints.folder
         self.identity = json.loads(json.dumps(dict(checkpoints.identity)))  # as read again; fails here if not plain
@@ -103,6 +120,7 @@ class Trainer:
         self._wrapped = world.wrap(module, device)
         self._graphed: GraphedPass | None = None
         self._updates: Any = optimizer
+        ask_before_steps(optimizer, device)
         # The scaler keeps fp16's small gradients from vanishing; in other precisions it does nothing.
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._meter = Meter()
@@ -201,7 +219,7 @@ class Trainer:
                 self._finish_save()
             self.stopped_by = status.stop
             last = bool(self.stopped_by) or self.step == self.settings.total_steps
-            save = status.save_due or self._saver.is_due(self.step)
+            save = self._saver.is_due(self.step, status)
             reading = self.step == 1 or self.step % self.settings.log_every == 0 or save or last
             finite = True
             if reading or self.device.type == "cpu":  # on a GPU reading waits for the device
@@ -224,7 +242,7 @@ class Trainer:
             return batches
         first = next(batches)
         with rehearsal(self.module, self.device):
-            self._backward(first)
+            self._backward(self.prepare(first))
         return chain([first], batches)
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
@@ -236,6 +254,7 @@ class Trainer:
             waiting = time.perf_counter()
             batch = next(batches)
             self._meter.waited(time.perf_counter() - waiting)
+            batch = self.prepare(batch)
             with exchanging_gradients(self._wrapped, number == self.settings.accumulate - 1):
                 outputs.append(self._backward(batch) if self._graphed is None else self._graphed(self._backward, batch))
         self._scaler.unscale_(self._updates)
@@ -314,7 +333,7 @@ class Trainer:
         recently = self._rolled_back_at is not None and self.step - self._rolled_back_at < _STEPS_BETWEEN_ROLLBACKS
         if newest is None or recently:
             why = self._why_it_ends(steps, newest)
-            raise (MAEError if self.world.is_main else ToldByMain)(why)
+            raise told_by_main(MAEError(why), self.world)
         scaler = self.world.from_main(lambda: self._read_state(newest).scaler)
         restore(newest, module=self.module, optimizer=self.optimizer, world=self.world)
         self._scaler.load_state_dict(scaler)

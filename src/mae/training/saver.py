@@ -109,10 +109,16 @@ class CheckpointSaver:
             failed=self._writer.failed,
         )
 
-    def is_due(self, step: int) -> bool:
-        """Whether the settings name this step."""
+    def is_due(self, step: int, status: StepStatus) -> bool:
+        """Whether the settings name this step, or it is time.
+
+        Args:
+            step: optimizer steps done.
+            status: of all processes; where it is read a step late, the first one after a save is from before it.
+        """
         every = self._settings.checkpoint_every
-        return self._is_kept(step) or (every is not None and step % every == 0)
+        by_time = status.save_due and step > self.saved_step + 1
+        return by_time or self._is_kept(step) or (every is not None and step % every == 0)
 
     def _is_kept(self, step: int) -> bool:
         every = self._settings.checkpoint_keep_every

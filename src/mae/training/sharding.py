@@ -6,6 +6,7 @@ which a run that shards nothing need not wait for.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
 
     Each member of an `nn.Sequential` is gathered for its computation and freed after it, the rest with the whole
     module; one without parameters stays as it is. Methods that compute with the parameters beside `forward` are named
-    by a module's `forward_methods`. With `bf16` they are gathered, and gradients computed, in bf16;
-    weights, averages and the sums of gradients over processes stay in float32.
+    by a module's `forward_methods`. With `bf16` they are gathered, and gradients computed, in bf16; what the module
+    itself is given, weights, averages and the sums of gradients over processes stay in float32.
 
     Args:
         module: on its device; every process has the same weights.
@@ -32,10 +33,12 @@ def shard(module: nn.Module, precision: str, *, trained: bool = True) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES.get(precision), reduce_dtype=torch.float32)
+    # The whole module is given images, of which targets are made: they stay as exact as they are.
+    uncast = replace(policy, cast_forward_inputs=False)
     blocks = [block for each in module.modules() if isinstance(each, nn.Sequential) for block in each]
     for block in blocks:
         fully_shard(block, mp_policy=policy)
-    fully_shard(module, mp_policy=policy, reshard_after_forward=None if trained else True)
+    fully_shard(module, mp_policy=uncast, reshard_after_forward=None if trained else True)
     for each in (*blocks, module):
         for method in getattr(each, "forward_methods", ()):
             register_fsdp_forward_method(each, method)

@@ -283,7 +283,7 @@ def test_the_limit_and_the_time_are_kept():
 
 
 def test_images_are_not_kept(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("mae.data.inspect.report.num_threads", lambda: 2)
     images = load_images(Pictures(scenes(80)), in_chans=None, memory_limit=0)
     seen, alive, get = [], [], images.get
 

@@ -406,6 +406,23 @@ def test_workers_load_pieces_of_a_micro_batch(workers, monkeypatch):
     assert workers or sizes == [4, 4, 3] * 5
 
 
+def test_pieces_of_large_images_are_small(monkeypatch):
+    """A piece must arrive before the loader takes its process for hanging."""
+    images = block_set()
+    assert images.most_bytes == max(images.get(number).numel() for number in range(len(images)))
+    whole = taken(loader(images, batch_size=12), 3)
+    monkeypatch.setattr("mae.data.loading.loader._PIECE_BYTES", 5 * images.most_bytes)
+    sizes, crops = [], CropDataset.__getitem__
+    monkeypatch.setattr(
+        CropDataset, "__getitem__", lambda self, piece: sizes.append(len(piece[0])) or crops(self, piece)
+    )
+    assert same(taken(loader(images, batch_size=12), 3), whole)
+    monkeypatch.setattr("mae.data.loading.loader._PIECE_BYTES", 1)
+    assert same(taken(loader(images, batch_size=12), 3), whole)
+    assert sizes == [5, 1] * 3 + [1] * 18
+    assert image_set().in_memory and image_set().most_bytes == 0
+
+
 def test_small_tensors_are_sent_and_large_ones_shared():
     sizes = [4, 1 << 15, (1 << 15) + 1]
 
@@ -621,10 +638,10 @@ def test_normalise_rounds_as_its_formula_and_leaves_its_input(kind):
 
 
 def test_default_workers(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("mae.data.loading.loader.num_cores", lambda: 2)
     few = [("cpu", True), ("cpu", False), ("cuda", True)]
     assert [default_workers(*case, processes=1) for case in few] == [0, 0, 1]
-    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    monkeypatch.setattr("mae.data.loading.loader.num_cores", lambda: 32)
     cases = [("cpu", True), ("cpu", False), ("cuda", True), ("cuda", False)]
     assert [default_workers(*case, processes=1) for case in cases] == [0, 4, 4, 16]
     assert [default_workers(*case, processes=8) for case in cases] == [0, 1, 2, 2]

@@ -143,17 +143,30 @@ def test_a_damaged_entry_is_fetched_again(cache, damage):
     assert fetched == ["a.bin"]
 
 
-def test_an_entry_from_before_the_machine_started_is_read_through_once(cache, monkeypatch):
+def test_an_entry_that_is_not_marked_as_verified_is_read_through_once(cache, monkeypatch):
+    """One that was written to since, or whose process died before the file was known to be on the disk."""
     content, checked = numbered(1), []
-    put(cache, content)
-    sha256, started = module._sha256, module._started_ns() + 10**9
+    entry = put(cache, content)
+    sha256 = module._sha256
     monkeypatch.setattr(module, "_sha256", lambda stream: checked.append(stream) or sha256(stream))
     read(cache, content)
     assert checked == []
-    monkeypatch.setattr(module, "_started_ns", lambda: started)
+    os.utime(entry)
     read(cache, content)
     read(cache, content)
     assert len(checked) == 1
+
+
+def test_a_file_is_on_the_disk_before_it_is_trusted(cache, monkeypatch):
+    """The mark says that no crash can have lost its content; no machine that shares the folder verifies it again."""
+    steps, fsync, utime = [], os.fsync, os.utime
+    monkeypatch.setattr(os, "fsync", lambda file: (steps.append("on the disk"), fsync(file)))
+    monkeypatch.setattr(os, "utime", lambda path, ns: (steps.append("marked"), utime(path, ns=ns)))
+    entry = put(cache, numbered(1))
+    assert steps == ["on the disk", "marked"]
+    utime(entry)
+    read(cache, numbered(1))
+    assert steps == ["on the disk", "marked"] * 2
 
 
 def test_one_process_fetches_and_the_others_wait(cache, tmp_path):

@@ -1,6 +1,5 @@
 """Images decoded into the format of their set: one by one, or all of them into memory."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from mae.contention import num_cores
 from mae.data.dataset.channels import ImageFormat
 from mae.data.dataset.reading import ImageReader, Reduction, WholeSize
 from mae.data.dataset.unreadable import UnreadableFiles
@@ -127,4 +127,4 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[range], Decoded], chunks
 
 def num_threads() -> int:
     """How many threads decode at a time."""
-    return min(os.cpu_count() or 1, 16)
+    return min(num_cores(), 16)

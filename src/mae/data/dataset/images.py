@@ -44,6 +44,7 @@ class ImageSet:
         pixel_dtype: the unit of the values, see `MethodConfig`: that of the model the images were opened for, else that
             of the files.
         found_dtypes: the types of the files that were sampled when the set was opened.
+        most_bytes: of pixels that are decoded for an image, by the files that were sampled; 0 for images in memory.
         left_out: what is not read of these files, a band taken as alpha or further pages: each in a line, with how to
             keep it after a semicolon.
     """
@@ -68,6 +69,7 @@ class ImageSet:
         self.dtype = image_format.dtype
         self.pixel_dtype: PixelDtype = image_format.pixel_dtype or survey.pixel_dtype
         self.found_dtypes = frozenset(info.dtype for info in survey.infos)
+        self.most_bytes = 0 if decoded is not None else max(info.num_bytes for info in survey.infos)
         self.left_out = tuple(notices(survey.infos, image_format.channels))
         self._reader, self._source, self._format = reader, reader.source, image_format
         self._decoded = decoded

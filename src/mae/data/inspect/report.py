@@ -3,7 +3,6 @@
 Images are read one by one and discarded; a hash, an outline and some numbers a channel are kept of each.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from mae.data.dataset.channel_stats import join, no_moments
+from mae.data.dataset.decoded import num_threads
 from mae.data.dataset.images import ImageSet
 from mae.data.decode.limits import UnreadableImage
 from mae.data.inspect.look import Contents, Look, look_at
@@ -193,7 +193,7 @@ def inspect_images(
         return look_at(images, number, lambda: _crop(crops, number, key, mean, std))
 
     # Each crop sets PyTorch's threads to one and back, which from several threads at once must find one there.
-    with one_thread(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+    with one_thread(), ThreadPoolExecutor(num_threads()) as pool:
         found = [seen for seen in pool.map(look, range(len(keys)), chosen.tolist(), keys) if seen is not None]
     if all(seen.problem for seen in found):
         raise MAEError(

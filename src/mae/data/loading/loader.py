@@ -30,6 +30,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from mae.contention import num_cores
 from mae.data.dataset.images import ImageSet
 from mae.data.loading.sampler import AllBut, Numbers, RankOrder, make_shuffle
 from mae.data.loading.worker import CropDataset, Piece, none_readable
@@ -43,8 +44,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _TIMEOUT_SECONDS = 120
 _KILL_SECONDS = 5
 _WATCH_SECONDS = 1
-_PIECE = 64
-"""Samples a worker loads at a time: a piece arrives within the timeout, and only some are ever on their way."""
+_PIECE, _PIECE_BYTES = 64, 1 << 29
+"""Samples a worker loads at a time, and bytes that it decodes for them: a piece arrives well within the timeout, and
+only some are ever on their way. A slow format takes ten seconds for so many bytes."""
 
 _BY_VALUE = 1 << 18
 """Bytes up to which a worker sends a tensor's values; those of a larger one stay where they are, in shared memory."""
@@ -173,7 +175,8 @@ class TrainingLoader:
     @property
     def _piece(self) -> int:
         """Samples of a piece: all views of an image are in one."""
-        return max(_PIECE // self.views, 1) * self.views
+        decoded = _PIECE_BYTES // max(self.images.most_bytes, 1)
+        return max(min(_PIECE // self.views, decoded), 1) * self.views
 
     def _joined(self, pieces: list[Piece]) -> RawBatch:
         unreadable = tuple(message for piece in pieces for message in piece.unreadable)
@@ -354,8 +357,8 @@ def explained_worker_failure() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not str(error).startswith(_WORKER_FAILURES):
             raise
         raise MAEError(
-            f"a data worker process died or hung ({error or type(error).__name__}), perhaps out of memory: "
-            f"use fewer --workers, or 0 to load in the main process"
+            f"a data worker process died or hung ({error or type(error).__name__}), perhaps out of memory: use fewer "
+            "--workers, or 0 to load in the main process; where images are very large, store them smaller ('mae pack')"
         ) from error
 
 
@@ -403,7 +406,7 @@ def default_workers(device_type: str, in_memory: bool, *, processes: int) -> int
     without workers (459 images/s against 448 with one for images in memory, 293 against 279 for files). Where
     processes are not forked (macOS, Windows), each worker would get a copy of all images in memory.
     """
-    cores = (os.cpu_count() or 1) // processes
+    cores = num_cores() // processes
     if in_memory and sys.platform != "linux":
         return 0
     if device_type == "cuda":

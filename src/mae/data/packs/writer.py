@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from mae.contention import num_cores
 from mae.data.decode.limits import check_workers
 from mae.data.packs.encodings import PackForm, ShortSide
 from mae.data.packs.inputs import PackInput, common_names, open_input
@@ -96,7 +97,7 @@ def pack(
             images,
             chosen,
             options,
-            workers=workers or os.cpu_count() or 1,
+            workers=workers or num_cores(),
             max_unreadable=max_unreadable,
             progress=progress or (lambda done, total: None),
         )

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from stat import S_ISDIR
 from typing import BinaryIO
 
-import psutil
 from filelock import FileLock, Timeout
 
 from mae.data.remote.storage import StoredFile
@@ -32,6 +30,8 @@ _KEPT = re.compile(r"([0-9a-f]{64})(\.[0-9a-f]{16})?")  # an entry; with a suffi
 _WAIT_SECONDS = 0.2
 _NOTED_SECONDS = 10  # a use is not recorded again within them: that would be a write per image
 _CHUNK = 1 << 20
+_VERIFIED_NS = 1_000_000_000 * 10**9
+"""The modification time of verified files, in 2001: whole seconds, which every file system can store."""
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class Cache:
     lock: one process fetches, the others wait. The least recently used entries are evicted, except those whose lock is
     held; a process that has an evicted file open can go on reading it.
 
-    A verified file's modification time is set to the time the machine booted, which no write produces. A file with
-    another time is verified again before use: it was changed, or a crash may have kept it from reaching the disk.
+    A verified file is on the disk, and its modification time then set to one that no write produces. A file with
+    another time is verified again before use: it was changed, or a crash came between.
 
     Attributes:
         root: the folder.
@@ -197,14 +197,14 @@ class Cache:
             ) from error
 
     def _trusted(self, file: StoredFile) -> BinaryIO | None:
-        """The entry, if it was verified since the machine booted and not changed since."""
+        """The entry, if it was verified and not changed since."""
         path = self.root / file.sha256
         try:
             stream: BinaryIO = path.open("rb", buffering=0)
         except OSError:
             return None
         status = os.fstat(stream.fileno())
-        if status.st_size != file.num_bytes or status.st_mtime_ns != _started_ns():
+        if status.st_size != file.num_bytes or status.st_mtime_ns != _VERIFIED_NS:
             stream.close()
             return None
         if time.time_ns() - status.st_atime_ns > _NOTED_SECONDS * 1_000_000_000:
@@ -216,8 +216,9 @@ class Cache:
         path = self.root / file.sha256
         if not path.exists():
             return None
-        with path.open("rb", buffering=0) as stream:
+        with path.open("r+b", buffering=0) as stream:  # of a file that is only read, Windows writes nothing to the disk
             if os.fstat(stream.fileno()).st_size == file.num_bytes and _sha256(stream) == file.sha256:
+                os.fsync(stream.fileno())
                 _note_use(path)
                 return path.open("rb", buffering=0)
         _log.warning("%s in the cache %s is damaged and is fetched again", file.name, self.root)
@@ -232,6 +233,7 @@ class Cache:
                 draft = Draft(file=file, stream=stream)
                 fetch(draft)
                 draft.check()
+                os.fsync(stream.fileno())
             _note_use(temporary)
             with self._locked(_ROOM):  # whoever sums up sizes must count it exactly once
                 return temporary.replace(self.root / draft.sha256)
@@ -349,16 +351,10 @@ def _folder() -> Path:
         raise UsageError(f"there is no home folder to cache fetched files in; set {FOLDER} to a folder") from error
 
 
-@cache
-def _started_ns() -> int:
-    """When the machine booted, in whole seconds, which every file system can store."""
-    return int(psutil.boot_time()) * 1_000_000_000
-
-
 def _note_use(path: Path) -> None:
-    """Records the use of a verified entry, and that it may be trusted."""
+    """Records the use of a verified entry that is on the disk, and that it may be trusted."""
     with suppress(FileNotFoundError):  # it was evicted meanwhile
-        os.utime(path, ns=(time.time_ns(), _started_ns()))
+        os.utime(path, ns=(time.time_ns(), _VERIFIED_NS))
 
 
 def _sha256(stream: BinaryIO) -> str:

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from mae import fragments, records
+from mae.contention import num_cores
 from mae.records import write_json, write_whole
 from mae.version import __version__
 
@@ -122,7 +122,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     """Processor, cores that may be used, threads, device, and the name of a GPU."""
     machine: dict[str, Any] = {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "device": str(device),
     }

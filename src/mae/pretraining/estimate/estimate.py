@@ -1,6 +1,5 @@
 """What a run would take and whether it makes sense, told before it begins; nothing is written."""
 
-import os
 import shlex
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
@@ -301,7 +300,7 @@ def _on_parts(asked: RunConfig, accumulate: int) -> list[str]:
 def _on_pace(pace: Pace, workers: int) -> list[str]:
     if pace.data_wait < LONG_WAIT:
         return []
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     remedy = (
         f"try --workers {max(cores - 1, 1)}"
         if workers < cores - 1

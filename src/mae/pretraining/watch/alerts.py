@@ -1,6 +1,5 @@
 """What is looked at while a run goes on, to tell early that it goes wrong."""
 
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -80,7 +79,7 @@ def what_limits_loading(prepared: RunContext) -> str:
     pixels = max((prod(image.shape[-2:]) for image in loaded), default=0)
     return (
         f"{first} limits (an image takes {1e3 * reading:.1f} ms to read and decode, {1e3 * cropping:.1f} ms to crop; "
-        f"{workers} loader process(es) share it); give more --workers (there are {os.cpu_count()} cores), or "
+        f"{workers} loader process(es) share it); give more --workers (there are {num_cores()} cores), or "
         f"store images smaller than their {pixels / 1e6:.2g} megapixels"
         + ("" if how.reduced_decoding else ", or of JPEGs decode less: --reduced-decoding")
     )
