@@ -1,4 +1,4 @@
-"""A step asks the device for nothing that its host would have to wait for."""
+"""A step asks the device for nothing that its host would have to wait for, nor for what a kind of device cannot do."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mae.config import RunConfig
 from mae.core.contracts import Batch
@@ -51,6 +52,16 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class NoFloat64(TorchDispatchMode):
+    """Refuses 64-bit floats, which Apple's GPUs do not know."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in tree_leaves(found)):
+            raise AssertionError(f"{func} gives 64-bit floats")
+        return found
+
+
 OPTIONS: dict[str, Any] = {
     "source": "builtin:digits", "model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "mlp_ratio": 0.5,
     "batch_size": 8, "steps": 3, "warmup_epochs": 0.0, "mask_warmup": 0.01, "device": "cpu", "workers": 0,
@@ -87,6 +98,37 @@ def test_no_step_waits_for_the_device(tmp_path: Path, changes: dict[str, Any]):
     with NoWaiting(), NoReading():
         trainer._train_step(batches)
     assert trainer.step == 2
+
+
+MASKS = ("block", "inverse_block", "grid", "regular", "noise", "multi_block")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "muon", "precision": "bf16"},
+        {"recipe": "fast"},
+        {"target": "hog", "target_cell": 2},
+        {"laplacian": 0.1, "focal_frequency": 0.1, "target": "low_pass", "target_cutoff": 0.5},
+        {"target": "features", "teacher": "ema", "mask": "attention"},
+        {"target": "codes", "teacher": "codebook", "teacher_codes": 8, "loss": "cross_entropy"},
+        {"mask": "hard", "teacher": "ema", "difficulty": 1.0},
+        {"visreg": 0.1, "sigreg": 0.1, "repeated_aug": 2},
+        {"infonce": 0.1, "vicreg": 0.1, "repeated_aug": 2},
+        *({"mask": mask} for mask in MASKS),
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_no_step_takes_64_bit_floats(tmp_path: Path, changes: dict[str, Any]):
+    config = recipe_config(changes.get("recipe", "default")).override(
+        {**OPTIONS, **changes, "out": str(tmp_path / "run")}
+    )
+    trainer, batches = a_trainer(config)
+    with NoFloat64():
+        trainer._train_step(batches)
+        with pytest.raises(AssertionError, match="64-bit floats"):
+            torch.ones(1).double()
+    assert trainer.step == 1
 
 
 def a_trainer(config: RunConfig) -> tuple[Any, Iterator[Any]]:
