@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mae.errors import UsageError
-from mae.records import check_known, from_json, read_json, to_json
+from mae.records import check_folder, check_known, from_json, read_json, to_json, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +82,24 @@ def test_files_that_are_no_json_are_named(tmp_path: Path):
                           (tmp_path, "no file of at most"), (tmp_path / "none.json", "No such file")):  # fmt: skip
         with pytest.raises(UsageError, match=f"{path}.*{message}"):
             read_json(path)
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, write = tmp_path / "a.csv", Path.write_text
+
+    def fills(self: Path, text: str, **options: str) -> int:
+        write(self, text[:1], **options)
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", fills)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "a,b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match="file is not a folder; choose another --out"):
+            check_folder(path)
+    check_folder(tmp_path / "new" / "run")

@@ -1,7 +1,9 @@
 """Frozen dataclasses to and from JSON, every value checked; files that are whole or absent."""
 
 import json
+import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from math import isinf
@@ -112,8 +114,13 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all: aside, then renamed."""
-    aside(path).write_text(text, encoding="utf-8")
-    aside(path).replace(path)
+    try:
+        aside(path).write_text(text, encoding="utf-8")
+        aside(path).replace(path)
+    except OSError:  # as where the disk is full
+        with suppress(OSError):
+            aside(path).unlink()
+        raise
 
 
 def check_new(path: Path) -> None:
@@ -124,6 +131,23 @@ def check_new(path: Path) -> None:
     """
     if path.exists():
         raise UsageError(f"{path} exists and is not overwritten; give another name or remove it")
+
+
+def check_folder(path: Path, *, option: str = "--out") -> None:
+    """Refuse a folder that is there and none, or cannot be made, before the work whose results it is to hold.
+
+    Args:
+        path: the folder.
+        option: how the user names it.
+
+    Raises:
+        UsageError: that.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise UsageError(f"{path} cannot be made: {there} is not a folder; choose another {option}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be made: {there} may not be written to; choose another {option}")
 
 
 def aside(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """`mae evaluate`, `embed` and `neighbours` as they are typed."""
 
+import errno
 import json
 import signal
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_a_name_cannot_steer_the_terminal(typed, capsys, words):
     [
         ("evaluate knnn m --data labelled", 2, "unknown protocol 'knnn'; did you mean knn?"),
         ("evaluate knn nowhere --data labelled", 2, "nowhere is not there; expected a run folder"),
-        ("evaluate knn model.safetensors --data labeled", 2, "did you mean labelled?"),
+        ("evaluate knn model.safetensors --data labeled", 2, "did you mean 'labelled'?"),
         ("evaluate knn model.safetensors --data flat --device cpu", 2, "flat has no class folders"),
         ("evaluate knn model.safetensors --data labelled --ks 0", 2, "ks is [0]"),
         ("evaluate all model.safetensors --data flat --device cpu", 2, "flat has no class folders"),
@@ -226,3 +227,46 @@ def test_out_of_memory_is_one_line_on_the_command_line(typed, capsys, monkeypatc
 def test_unknown_overlap_is_refused(typed, capsys):
     assert code_of("evaluate knn model.safetensors --data labelled --overlap dorp") == 2
     assert "dorp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluate knn model.safetensors --data labelled --out labelled", "would be taken for images"),
+        ("evaluate knn model.safetensors --data labelled --out labelled/new", "would be taken for images"),
+        ("evaluate knn model.safetensors --data labelled --out model.safetensors", "model.safetensors is not a folder"),
+        ("evaluate knn model.safetensors --data labelled --out o --draws 3", "draws is 3, and no shots are asked for"),
+        ("embed model.safetensors flat --out x.csv --features patches", "a .csv has no place for patches"),
+        ("neighbours model.safetensors flat --queries 1.png --count 2 --out n.png", "give one of the two"),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_is_refused_before_any_feature_is_computed(
+    words: str, message: str, typed: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = sorted(typed.rglob("*"))
+    assert code_of(words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(typed.rglob("*")) == before
+
+
+def test_a_home_is_found_where_the_shell_leaves_it(
+    typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HOME", str(typed / "home"))
+    (typed / "home").mkdir()
+    assert code_of("embed model.safetensors flat --out=~/x.csv --device cpu") == 0
+    assert (typed / "home" / "x.csv").is_file()
+    assert code_of("embed ~/none flat --out ~/y.csv") == 2
+    assert str(typed / "home" / "none") in capsys.readouterr().err.replace("\n", "")
+
+
+def test_what_the_system_says_names_the_file(
+    typed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fills(args: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "there/x.csv")
+
+    monkeypatch.setattr("mae.cli.embed.run", fills)
+    assert main(["embed"]) == 1
+    told = "there/x.csv: No space left on device; free some space, or choose another place"
+    assert capsys.readouterr().err == f"mae: error: {told}\n"

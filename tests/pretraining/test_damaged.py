@@ -47,8 +47,27 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again(run: Path, capsys: 
     assert everything(run) == before and (run / "checkpoints" / ".writing-step-00000008").is_dir()
 
 
+def test_a_finished_run_without_its_checkpoints_keeps_its_records(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    before = everything(run)
+    assert main(["pretrain", "--out", str(run), "--resume"]) == 2
+    told = capsys.readouterr().err
+    assert f"{run / 'checkpoints'} holds no checkpoint, and the run finished after step 6" in told
+    assert "begin anew with another --out" in told and everything(run) == before
+
+
+def test_a_run_that_begins_again_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "ended.json").unlink()
+    assert main(["pretrain", "--out", str(run), "--resume"]) == 0
+    assert f"{run} holds no checkpoint yet: the run begins again at step 0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("left", ["nothing", "no folder", "what a killed writer left"])
 def test_a_run_without_a_checkpoint_yet_begins_at_its_first_step(run: Path, left: str) -> None:
+    (run / "ended.json").unlink()  # it was killed
     shutil.rmtree(run / "checkpoints")
     if left != "no folder":
         (run / "checkpoints").mkdir()

@@ -142,6 +142,11 @@ def test_a_run_among_the_images(
     assert sorted(photos.rglob("*")) == before
 
 
+def test_a_rate_that_would_rise_to_its_end(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, error = complain(capsys, "pretrain", photos, *QUICK, "--min-lr", "1", "--out", tmp_path / "run")
+    assert code == 2 and "--min-lr is 1, above the peak rate of" in error and not (tmp_path / "run").exists()
+
+
 def test_a_run_beside_the_part_that_is_trained_on(photos: Path, tmp_path: Path):
     photos.rename(tmp_path / "train")
     assert main(["pretrain", str(tmp_path), *QUICK, "--out", str(tmp_path / "run")]) == 0
@@ -244,7 +249,7 @@ def test_too_little_room_on_the_disk(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("mae.pretraining.build.disk_usage", lambda path: usage(10, 9, 1))
     code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "run")
-    assert code == 1 and "0.00 GB free" in error and "--out" in error
+    assert code == 1 and "0.0 MB free" in error and "--out" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -272,7 +277,7 @@ def test_a_folder_that_may_not_be_written(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[Path] = []
-    monkeypatch.setattr("mae.training.run_folder.os.access", lambda path, mode: asked.append(path))
+    monkeypatch.setattr("mae.records.os.access", lambda path, mode: asked.append(path))
     code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "there" / "run")
     assert code == 2 and f"{tmp_path} may not be written to" in error and asked == [tmp_path]
     assert not (tmp_path / "there").exists()

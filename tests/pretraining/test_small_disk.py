@@ -104,7 +104,7 @@ def test_a_run_is_not_begun_again_where_there_is_no_room_for_one(disk: Path, mon
     stopped_at(run, 5, monkeypatch)
     before, one = checkpoints(run), num_bytes(max((run / "checkpoints").iterdir()))
     wall = fill(disk, leave=one // 2)
-    with pytest.raises(mae.MAEError, match=r"GB free; its next checkpoint needs .* GB; free space there$"):
+    with pytest.raises(mae.MAEError, match=r"MB free; its next checkpoint needs .* MB; free space there$"):
         mae.pretrain(out=run, resume=True, quiet=True)
     assert checkpoints(run) == before
     wall.unlink()

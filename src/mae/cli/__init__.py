@@ -3,6 +3,7 @@
 Nothing here imports PyTorch before it has something to compute, so that `--help` answers at once.
 """
 
+import errno
 import gc
 import os
 import signal
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: a wrong option (2), help (0), or the reader of what is printed went away (141).
     """
-    args = all_concealed(sys.argv[1:] if argv is None else argv)
+    args = [_at_home(arg) for arg in all_concealed(sys.argv[1:] if argv is None else argv)]
     if get_terminal_size().columns < _NARROWEST:
         os.environ["COLUMNS"] = str(_NARROWEST)
     answers = not args or args[0] in _ANSWERS or not {"-h", "--help", "--version"}.isdisjoint(args)
@@ -94,12 +95,20 @@ def _told(args: list[str]) -> int:
                 sys.stdout.flush()
     except UsageError as error:
         return _complain(error, code=2)
-    except (MAEError, OSError) as error:
+    except MAEError as error:
         return _complain(error, code=1)
+    except OSError as error:
+        return _complain(_told_by_system(error), code=1)
     except Stopped as stop:
         return _complain(stop, code=code_of_signal(stop.by))
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted", code=INTERRUPTED)
+
+
+def _at_home(arg: str) -> str:
+    """An argument whose path begins with `~/`, which a shell leaves so in `--out=~/runs` and in quotes, at the home."""
+    option, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
+    return f"{option}{equals}{os.path.expanduser(value)}" if value == "~" or value.startswith("~/") else arg
 
 
 def code_of_signal(number: int) -> int:
@@ -139,6 +148,13 @@ def _complain(error: object, *, code: int) -> int:
     # In one line: a name that holds line breaks would write lines of its own, as if they were ours.
     sys.stderr.write(f"mae: error: {' '.join(visible(str(error)).splitlines())}\n")
     return code
+
+
+def _told_by_system(error: OSError) -> str:
+    """What the system says of a file: the one that was to be written, where two are named."""
+    where = error.filename2 or error.filename
+    text = str(error) if error.strerror is None else f"{where}: {error.strerror}" if where else error.strerror
+    return f"{text}; free some space, or choose another place" if error.errno == errno.ENOSPC else text
 
 
 def _is_told_elsewhere(error: object, code: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 from mae.options import shown
 from mae.records import check_new
 
@@ -33,6 +33,8 @@ def labels(
         json: print one JSON object instead of lines.
     """
     check_new(out)
+    if out.suffix.lower() != ".png":
+        raise UsageError(f"--out is {out}; expected a name that ends in .png")
 
     from rich.console import Console
 

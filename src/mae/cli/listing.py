@@ -16,8 +16,9 @@ def run(args: list[str]) -> int:
     """Print a line for each model, recipe, file of public weights or kind of component, or what is known of a file."""
     what, name = tyro.cli(_list, args=args, prog="mae list")
     if name is not None and what != "weights":
-        more = f"'mae show {ROOMS[what]} {name}'" if what in ROOMS else "'mae show'"
-        raise UsageError(f"{name} is one name too many; 'mae list {what}' shows all ({more} tells more)")
+        shows = {"models": f"mae show {name}", "recipes": f"mae pretrain --recipe {name} --help"}
+        more = f"mae show {ROOMS[what]} {name}" if what in ROOMS else shows[what]
+        raise UsageError(f"{name} is one name too many; 'mae list {what}' shows all ('{more}' tells more)")
     if what in ROOMS:
         rows, width = [(kind, describe(what, kind).summary) for kind in kinds(what)] or [("none", "")], 16
     elif what != "weights":

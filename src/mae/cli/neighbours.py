@@ -7,6 +7,7 @@ import tyro
 
 from mae.cli.early import check_use
 from mae.config import Device
+from mae.errors import UsageError
 
 
 def run(args: list[str]) -> int:
@@ -19,7 +20,7 @@ def neighbours(
     source: Annotated[str, tyro.conf.Positional],
     out: Path = Path("neighbours.png"),
     queries: tuple[str, ...] = (),
-    count: int = 8,
+    count: int | None = None,
     k: int = 8,
     feature: str = "mean",
     data_root: Path = Path("data"),
@@ -32,8 +33,8 @@ def neighbours(
         model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
         source: a folder, a list file, a .zip or the name of a known set.
         out: a new .png, or a .csv with a row a neighbour, its rank and similarities.
-        queries: ends of the file names of the images to start from (default: --count of them, drawn).
-        count: how many images are drawn to start from.
+        queries: names of the images to start from, or ends of their paths (default: --count of them, drawn).
+        count: how many images are drawn to start from, where --queries names none (default: 8).
         k: neighbours of each.
         feature: what is compared: cls, mean or pooled, as the model has them; learned, of the run's pooled_probe.
         data_root: where sets known by name are kept.
@@ -41,6 +42,8 @@ def neighbours(
         seed: decides which images are drawn.
     """
     check_use(model, source, data_root=data_root)
+    if queries and count is not None:
+        raise UsageError("--queries names the images to start from, and --count draws some; give one of the two")
 
     from rich.console import Console
 
@@ -51,7 +54,7 @@ def neighbours(
         model,
         source,
         out=out,
-        queries=queries or count,
+        queries=queries or (8 if count is None else count),
         k=k,
         feature=feature,
         data_root=data_root,

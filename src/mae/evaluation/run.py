@@ -16,6 +16,7 @@ from mae import records
 from mae.credentials import concealed
 from mae.data.annotations.detection import open_detection
 from mae.data.annotations.segmentation import open_segmentation
+from mae.data.sources.names import check_apart
 from mae.data.sources.open import open_held_out, open_labelled
 from mae.errors import UsageError
 from mae.evaluation import protocols
@@ -126,6 +127,11 @@ class Evaluator:
         world: World,
     ) -> None:
         records.check_known([overlap], get_args(Overlap), what="overlap")
+        if out is not None:
+            records.check_folder(out)
+            for images in (data, test):
+                if images is not None:
+                    check_apart(out, images)
         self.console = console if world.is_main else Console(quiet=True)
         self.device, self.seed, self.world = device, seed, world
         with world.main_first():  # a download goes to one folder

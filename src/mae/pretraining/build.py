@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mae import records
-from mae.config import RunConfig, is_changeable
+from mae.config import is_changeable
 from mae.core.kinds import kinds
 from mae.core.method import names_of
 from mae.data.dataset.images import ImageSet
@@ -32,7 +32,7 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.capture import write_capture
 from mae.pretraining.init_weights import load_initial_weights
-from mae.pretraining.resolve import RunContext, warmup_steps
+from mae.pretraining.resolve import RunContext, peak_rate, warmup_steps
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
 from mae.report.figures.tones import rgb_channels
@@ -209,14 +209,6 @@ def fresh_model(prepared: RunContext) -> MaskedAutoencoder:
     return model
 
 
-def peak_rate(config: RunConfig) -> float:
-    """The highest learning rate of a resolved run: `lr` as it is, or `base_lr` times batch / 256."""
-    if config.optim.lr is not None:
-        return config.optim.lr
-    assert config.optim.base_lr is not None and config.optim.batch_size is not None
-    return config.optim.base_lr * config.optim.batch_size / 256
-
-
 def num_workers(prepared: RunContext) -> int:
     """Processes that load images: those asked for, or what suits device and data."""
     chosen = prepared.config.machine.workers
@@ -316,8 +308,8 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     if free < count * one:
         what = "its next checkpoint needs" if count == 1 else f"{count} checkpoints of this model need"
         raise MAEError(
-            f"{folder.root} is on a disk with {free / 1e9:.2f} GB free; {what} {count * one / 1e9:.2f} GB; free space "
-            f"there{'' if prepared.resume else ' or choose another --out'}"
+            f"{folder.root} is on a disk with {free / 1e6:,.1f} MB free; {what} {count * one / 1e6:,.1f} MB; free "
+            f"space there{'' if prepared.resume else ' or choose another --out'}"
         )
 
 

@@ -237,6 +237,11 @@ def resolve_config(
             "fresh ones; give --init-from too, or leave --adapter out"
         )
     _check_warmups(config, len(images))
+    if config.optim.min_lr > peak_rate(config):
+        raise UsageError(
+            f"--min-lr is {config.optim.min_lr:g}, above the peak rate of {peak_rate(config):.3g}, from which the rate "
+            "falls to it; give a lower one"
+        )
     if config.optim.mask_schedule != "const":
         method.mask.num_visible(method.layout, config.optim.mask_start)
     if config.machine.shard and config.optim.precision == "fp16":
@@ -482,6 +487,14 @@ def _batch_size(config: RunConfig, num_images: int, device: torch.device) -> int
 def _small_patch(side: int) -> int:
     """For tiny images: the largest patch that divides the side and leaves seven or more of them along it."""
     return max((patch for patch in range(2, side // 7 + 1) if side % patch == 0), default=2)
+
+
+def peak_rate(config: RunConfig) -> float:
+    """The highest learning rate of a resolved run: `lr` as it is, or `base_lr` times batch / 256."""
+    if config.optim.lr is not None:
+        return config.optim.lr
+    assert config.optim.base_lr is not None and config.optim.batch_size is not None
+    return config.optim.base_lr * config.optim.batch_size / 256
 
 
 def _check_warmups(config: RunConfig, num_images: int) -> None:

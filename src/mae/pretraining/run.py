@@ -52,6 +52,7 @@ from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import Callback, JsonLines, read_rows
 from mae.training.run_folder import RunFolder, claim_run_folder, find_weights
+from mae.training.run_records import read_ending
 from mae.training.saver import BackgroundWriter
 from mae.training.settings import PeriodicTask
 from mae.training.trackers.installed import check_trackers
@@ -215,7 +216,15 @@ def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
     held.enter_context(only_writer(folder.root))
     # Before anything else: without its checkpoints a run would begin again and write over its history.
     newest, note = usable_checkpoint(folder.checkpoints)
-    read_rows(folder.metrics, complete=True)  # what cannot be gone on with is told before anything is changed
+    rows = read_rows(folder.metrics, complete=True)  # what cannot be gone on with is told before anything is changed
+    if newest is None:
+        ending = read_ending(folder.ended)
+        if ending is not None and ending.how != "failed" and ending.step:
+            raise UsageError(
+                f"{folder.checkpoints} holds no checkpoint, and the run {ending.how} after step {ending.step:,}, which "
+                "saved one; put it back, or begin anew with another --out: beginning here would write over its records"
+            )
+        note = f"{folder.root} holds no checkpoint yet: the run begins again at step 0" if rows else ""
     return "" if newest is None else str(newest), note
 
 

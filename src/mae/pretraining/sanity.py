@@ -12,11 +12,11 @@ from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.models.build import build_model
 from mae.models.presets import model_config
-from mae.pretraining.build import peak_rate
 from mae.pretraining.resolve import (
     FEW_STEPS_AN_EPOCH,
     advised_batch,
     num_held_out,
+    peak_rate,
     steps_per_epoch,
     total_steps,
     warmup_steps,

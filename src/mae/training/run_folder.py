@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mae.errors import MAEError, UsageError
-from mae.records import aside, write_json
+from mae.records import aside, check_folder, write_json
 from mae.training.lock import HOLDER, LOCK
 from mae.training.state import MANIFEST, MODEL
 
@@ -107,11 +107,7 @@ class RunFolder:
             raise UsageError(f"{self.root} holds another run; go on with it by --resume, or choose another --out")
         if os.path.lexists(self.root) and not self._is_free():
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
-        there = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
-        if not there.is_dir():
-            raise UsageError(f"{self.root} cannot be made: {there} is not a folder; choose another --out")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UsageError(f"{self.root} cannot be made: {there} may not be written to; choose another --out")
+        check_folder(self.root)
 
     def _is_free(self) -> bool:
         """Whether the folder is empty, or holds what a start leaves that was killed before its run began."""

@@ -143,6 +143,24 @@ def annotation(**changes: object) -> dict:
         ({"annotations": [], "images": [{"id": 1, "file_name": "a" * 5000 + ".jpg"}]}, "none of the labelled images"),
         ({"annotations": [], "images": [{"id": 1, "file_name": "a\0.jpg"}]}, "expected a path inside the folder"),
         ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]}, "two categories have one name"),
+        ({"images": [{"id": 100, "file_name": f"{n}.jpg"} for n in range(2)]}, "several of its images have the id 100"),
+        (
+            {"annotations": [{"image_id": 100, "category_id": 7, "bbox": [1, 2, 3, float("nan")]}]},
+            "annotations.0.bbox.3 input should be a finite number",
+        ),
+        (
+            {
+                "annotations": [
+                    {
+                        "image_id": 100,
+                        "category_id": 7,
+                        "bbox": [1, 2, 3, 4],
+                        "segmentation": {"size": [10**9, 10], "counts": [1]},
+                    }
+                ]
+            },
+            r"annotations.0.segmentation.size.0 input should be less than or equal to",
+        ),
     ],
 )
 def test_files_that_are_no_labels_are_refused(tmp_path: Path, changes: dict, message: str):

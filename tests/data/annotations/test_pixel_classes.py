@@ -92,3 +92,16 @@ def test_a_list_that_is_no_text_is_refused(tmp_path: Path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read as text"):
         read_classes(path)
+
+
+@pytest.mark.parametrize(
+    ("listed", "coloured", "told"),
+    [
+        ({"a": 0, "b": 0, "c": 1}, False, "gives 0 to 'a' and to 'b'; give each class a number of its own"),
+        ({"a": None, "b": 0, "c": 2}, False, "gives 0 to 'a' and to 'b'"),  # the first line stands for 0
+        ({"a": 66051, "void": 66051, "c": 2}, True, "gives 1 2 3 to 'a' and to 'void'; give each class a colour"),
+    ],
+)
+def test_a_value_of_two_classes_is_refused(listed: dict, coloured: bool, told: str):
+    with pytest.raises(UsageError, match=f"^set: classes.txt {told}"):
+        pixel_classes(listed, (), coloured=coloured, ignore=(), name="set")

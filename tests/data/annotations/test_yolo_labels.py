@@ -168,3 +168,28 @@ def test_yaml_is_read_as_pyyaml_reads_it(text: str):
 )
 def test_hostile_yaml_takes_no_more_time_than_its_length(text: str):
     read_plain_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ("names: [cat, dog", r"names are '\[cat, dog'; expected a list"),
+        ("nc: 5\n" + NAMES, r"tells 5 classes \(nc\) and names 2; correct one of them"),
+    ],
+)
+def test_a_yaml_file_that_contradicts_itself_is_refused(tmp_path: Path, told: str, message: str):
+    image(tmp_path / "images" / "1.jpg")
+    write(tmp_path / "labels" / "1.txt")
+    write(tmp_path / "data.yaml", told)
+    with pytest.raises(UsageError, match=message):
+        open_detection(tmp_path)
+
+
+def test_names_that_nothing_tells_are_said_to_be_numbers(tmp_path: Path):
+    for number in range(2):
+        image(tmp_path / "images" / f"{number}.jpg")
+        write(tmp_path / "labels" / f"{number}.txt")
+    write(tmp_path / "data.yaml", "train: images\n")
+    assert "classes called by their numbers" in open_detection(tmp_path).note
+    write(tmp_path / "data.yaml", "train: images\n" + NAMES)
+    assert "called by their numbers" not in open_detection(tmp_path).note

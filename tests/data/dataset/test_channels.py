@@ -207,9 +207,18 @@ def test_whole_numbers_and_raw_floats_do_not_mix_without_data_either(tmp_path):
     folder = written(tmp_path / "tiles", [*tiles(), *tiles(1, dtype="f4")])
     np.save(folder / "9.npy", tiles(1, dtype="f4")[0])
     with pytest.raises(
-        MAEError, match=r"0.npy holds uint16 values, the data set raw float values: use files of one kind"
+        MAEError, match=r"2 of 5 images .*3.npy holds float32 values, the data set integers: use files of one kind"
     ):
         opened(folder, nodata="0")
+
+
+@pytest.mark.parametrize("nodata", [None, "0"])
+@pytest.mark.parametrize(("most", "other"), [("u1", "f4"), ("f4", "u1")])
+def test_of_integers_and_floats_the_fewer_are_at_fault(tmp_path, most, other, nodata):
+    folder = written(tmp_path / "tiles", tiles(5, dtype=most))
+    np.save(folder / "9.npy", tiles(1, dtype=other)[0])
+    with pytest.raises(MAEError, match="1 of 6 images cannot be used.*9.npy holds .* use files of one kind"):
+        opened(folder, nodata=nodata)
 
 
 @pytest.mark.parametrize("dtype", ["u2", "f4"])

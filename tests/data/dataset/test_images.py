@@ -34,7 +34,7 @@ def test_channels_asked_for_are_kept():
     assert load_images(pictures(channels=1), in_chans=3).get(0).shape == (3, 8, 9)
     with pytest.raises(
         MAEError,
-        match="6 of 6 images cannot be used.*has 3 channels; expected 13.*where most are like this",
+        match="6 of 6 images cannot be used.*has 3 channels; expected 13.*Where most are like this",
     ):
         load_images(pictures(), in_chans=13)
 

@@ -20,7 +20,7 @@ from mae.data.sources.memory import ArraySource, whole_array
 from mae.errors import UsageError
 from mae.evaluation.common import supervised
 from mae.evaluation.common.classified_images import ClassifiedImages
-from mae.evaluation.common.supervised import SupervisedTraining, largest_batch
+from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining, largest_batch
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.extractors import opened
 from mae.evaluation.extractors.extractor import model_extractor
@@ -180,3 +180,19 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: p
             pool.submit(run).result()
         assert aside.exists()
     run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_rate": 0.2}, "min_lr is 0.2, above the peak rate of 0.1"),
+        ({"warmup_epochs": 2.0}, "the warm-up .* is 2 epochs, but the whole training has 2"),
+    ],
+)
+def test_a_rate_that_never_falls_from_its_peak_is_refused(changes: dict[str, float], message: str):
+    plan = SupervisedPlan(
+        name="x", epochs=2.0, batch_size=4, accumulate=1, rate=0.1, min_rate=0.1, warmup_epochs=1.9, precision="fp32",
+        identity={},
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=message):
+        replace(plan, **changes)

@@ -337,7 +337,7 @@ def test_the_classifier_is_left_as_a_models_file(options: dict[str, Any], task: 
         ({"accumulate": 0}, "accumulate is 0"),
         ({"lora": 0}, "lora is 0"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5; expected a share up to 1"),
-        ({"label_smoothing": 1.1}, "label_smoothing is 1.1"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0; expected a share below 1"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1; expected 0 or more"),
         ({"warmup_epochs": float("inf")}, "warmup_epochs is inf"),
         ({"drop_path": 1.0}, "drop_path is 1.0"),

@@ -159,3 +159,9 @@ def test_top_five_of_zero_is_reported(tmp_path: Path):
 def test_values_out_of_range_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         Knn(**options)
+
+
+def test_too_many_shots_are_refused_before_any_feature(task: LabelledTask, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LabelledTask, "contenders", lambda self, **options: pytest.fail("features are computed"))
+    with pytest.raises(UsageError, match="a draw takes 99"):
+        Knn(shots=(99,)).run(task)

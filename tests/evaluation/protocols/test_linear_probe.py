@@ -327,7 +327,7 @@ def test_models_with_other_class_tokens_and_a_function_have_the_heads_they_can(t
     )
     for task, names in cases:
         for official in (False, True):
-            probe = LinearProbe(official=official, epochs=1, batch_size=8)
+            probe = LinearProbe(official=True, epochs=1, batch_size=8) if official else LinearProbe()
             assert list(probe.run(task).numbers["this model"]) == names
 
 
@@ -336,6 +336,8 @@ def test_models_with_other_class_tokens_and_a_function_have_the_heads_they_can(t
     [
         ({"epochs": 0.0}, "epochs is 0.0; expected a finite number above 0"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 8}, "batch_size is of the official recipe, which is not asked for; give official too"),
+        ({"warmup_epochs": 1.0}, "warmup_epochs is of the official recipe"),
         ({"accumulate": -1}, "accumulate is -1"),
         ({"base_lr": float("inf")}, "base_lr is inf"),
         ({"warmup_epochs": -1.0}, "warmup_epochs is -1.0; expected 0 or more"),

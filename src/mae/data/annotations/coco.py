@@ -1,6 +1,7 @@
 """COCO's labels: a JSON file for each part."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import isfile  # which takes a name that no file can have for none
@@ -23,7 +24,7 @@ _OTHERS = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")
 """Beginnings of the names of COCO's files of other labels."""
 _TRIED = 8
 """Images that are looked for to find their folder."""
-_Pixels = Annotated[float, Field(ge=-MOST_PIXELS, le=MOST_PIXELS)]
+_Pixels = Annotated[float, Field(ge=-MOST_PIXELS, le=MOST_PIXELS, allow_inf_nan=False)]
 _Side = Annotated[int, Field(ge=0, le=1 << 20)]
 _MaskSide = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
@@ -126,8 +127,9 @@ def _read(path: Path) -> _File:
     except OSError as error:
         raise MAEError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, found["loc"]))
+        # Of the forms that a mask may have, the one that was meant is wrong furthest inside.
+        found = max(error.errors(include_url=False, include_context=False), key=lambda each: len(each["loc"]))
+        where = ".".join(str(part) for part in found["loc"] if not str(part).startswith(("_", "list[")))
         raise MAEError(f"{path} is no JSON of COCO's labels: {where} {found['msg'].lower()}") from error
     raise MAEError(f"{path} is no file of at most {_MOST_BYTES >> 20:,} MiB")
 
@@ -160,6 +162,9 @@ def _objects(file: _File, ids: list[int], *, path: Path) -> list[Objects]:
     """The objects of each image."""
     numbers = {category: number for number, category in enumerate(ids)}
     of: dict[int | str, list[_Annotation]] = {image.id: [] for image in file.images}
+    if len(of) < len(file.images):
+        twice = Counter(image.id for image in file.images).most_common(1)[0][0]
+        raise MAEError(f"{path}: several of its images have the id {twice!r}; expected one of its own for each")
     for row, annotation in enumerate(file.annotations):
         if annotation.image_id not in of:
             raise MAEError(

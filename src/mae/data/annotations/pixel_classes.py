@@ -108,6 +108,7 @@ def pixel_classes(
         values = {f"class {value}": value for value in sorted(found)}
     else:
         values = {label: number if value is None else value for number, (label, value) in enumerate(listed.items())}
+    _check_different(values, coloured=coloured, name=name)
     ignored |= {value for label, value in values.items() if label.lower() in _IGNORED_NAMES}
     counted = {label: value for label, value in values.items() if value not in ignored}
     if not 2 <= len(counted) <= _MOST:
@@ -115,6 +116,17 @@ def pixel_classes(
     return PixelClasses(
         names=tuple(counted), values=tuple(counted.values()), ignored=frozenset(ignored), coloured=coloured
     )
+
+
+def _check_different(values: Mapping[str, int], *, coloured: bool, name: str) -> None:
+    labels: dict[int, str] = {}
+    for label, value in values.items():
+        if (other := labels.setdefault(value, label)) != label:
+            shown = "{} {} {}".format(*value.to_bytes(3, "big")) if coloured else str(value)
+            raise UsageError(
+                f"{name}: classes.txt gives {shown} to {other!r} and to {label!r}; give each class "
+                f"{'a colour' if coloured else 'a number'} of its own"
+            )
 
 
 def read_classes(path: Path) -> dict[str, int | None]:

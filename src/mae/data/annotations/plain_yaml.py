@@ -8,6 +8,8 @@ Value: TypeAlias = str | list[str] | dict[str, str]
 _ITEM = re.compile(r"""'((?:[^']|'')*)'|"([^"]*)"|([^\s,'"][^,]*)""")
 _KEY = re.compile(r"""^(?:'([^']*)'\s*|"([^"]*)"\s*|([^\s'"#\[{-][^:]*)):(?:\s+(.*))?$""")
 
+_CLOSING = {"[": "]", "{": "}"}
+
 
 def read_plain_yaml(text: str) -> dict[str, Value]:
     """The keys at the top of a YAML text that hold a plain value, a list of such values, or a mapping to them.
@@ -25,10 +27,11 @@ def read_plain_yaml(text: str) -> dict[str, Value]:
         name, rest = key
         if rest[:1] in ("[", "{"):  # to the line that closes it
             pieces = [_uncommented(rest)]
-            while not pieces[-1].endswith("]" if rest[0] == "[" else "}") and at < len(lines):
+            while not pieces[-1].endswith(_CLOSING[rest[0]]) and at < len(lines):
                 pieces.append(_uncommented(lines[at].strip()))
                 at += 1
-            found[name] = _bracketed(" ".join(pieces))
+            text = " ".join(pieces)
+            found[name] = _bracketed(text) if text.endswith(_CLOSING[rest[0]]) else text
         elif rest:
             found[name] = _plain(rest)
         else:

@@ -31,7 +31,7 @@ def read(root: Path, *, name: str) -> Written | None:
     """
     told = _told(root)
     images = _images(root, told, name)
-    names = None if told is None else _names(told["names"], name)
+    names = None if told is None else _names(told, name)
     labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}
     if not any(isfile(path) for paths in labels.values() for path in paths):
         if told is None:
@@ -51,10 +51,11 @@ def read(root: Path, *, name: str) -> Written | None:
             objects=[_objects(path, None if names is None else len(names)) for path in files],
             sizes=np.zeros((len(rows), 2), dtype=np.int64),
         )
+    remarks = (f"{count_of(without, 'image')} without a file of labels",) if without else ()
     if names is None:
+        remarks = (*remarks, "classes called by their numbers, as neither a YAML file nor classes.txt names them")
         most = max((int(each.classes.max(initial=-1)) for part in parts.values() for each in part.objects), default=-1)
         names = [f"class {number}" for number in range(most + 1)]
-    remarks = (f"{count_of(without, 'image')} without a file of labels",) if without else ()
     return Written(kind="YOLO", parts=parts, class_names=tuple(names), normalised=True, remarks=remarks)
 
 
@@ -67,12 +68,17 @@ def _told(root: Path) -> dict[str, Value] | None:
     return None
 
 
-def _names(value: Value, name: str) -> list[str]:
+def _names(told: dict[str, Value], name: str) -> list[str]:
+    value = told["names"]
     if isinstance(value, dict) and set(value) == {str(number) for number in range(len(value))}:
         value = [value[str(number)] for number in range(len(value))]
     if not isinstance(value, list) or not value or "" in value:
         raise UsageError(
             f"{name}: the YAML file's names are {value!r:.200}; expected a list, or a mapping from 0, 1, …"
+        )
+    if (count := told.get("nc", "")) != str(len(value)) and str(count).isdecimal():
+        raise UsageError(
+            f"{name}: the YAML file tells {count} classes (nc) and names {len(value)}; correct one of them"
         )
     return value
 

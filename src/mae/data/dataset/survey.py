@@ -30,9 +30,17 @@ class Survey:
 
     @property
     def pixel_dtype(self) -> PixelDtype:
-        """The widest type of the files."""
-        widest = max((info.dtype for info in self.infos), key=_SIZE_RANK.index)
-        return _NAMES[_SIZE_RANK.index(widest)]
+        """The widest type of the files; of integers and raw floats, which do not mix, what most of them hold."""
+        floats = 2 * sum(info.dtype == _FLOAT32 for info in self.infos) > len(self.infos)
+        return self._widest([info.dtype for info in self.infos if (info.dtype == _FLOAT32) is floats])
+
+    @property
+    def widest_dtype(self) -> PixelDtype:
+        """The widest type of the files, for a model to whose unit all are converted."""
+        return self._widest([info.dtype for info in self.infos])
+
+    def _widest(self, dtypes: list[np.dtype]) -> PixelDtype:
+        return _NAMES[max(map(_SIZE_RANK.index, dtypes))]
 
 
 def survey_headers(reader: ImageReader) -> Survey:
@@ -113,7 +121,7 @@ def resolve_format(
     names, picked = choose_channels(found, wanted, name=name)
     if in_chans is None:
         in_chans = _common_channels(infos) if names is None else len(names)
-    dtype = np.dtype(survey.pixel_dtype)
+    dtype = np.dtype(survey.pixel_dtype if pixel_dtype is None else survey.widest_dtype)
     converted = nodata is not None or pixel_dtype == "float32"
     image_format = ImageFormat(
         channels=in_chans,

@@ -30,6 +30,7 @@ class UnreadableFiles:
         more = f"; and {len(self.messages) - _SHOWN} more" if len(self.messages) > _SHOWN else ""
         raise MAEError(
             f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, more than the allowed "
-            f"fraction of {self._share:g}: {shown}{more}. Remove or repair a few bad files, or let 'mae pretrain' do "
-            "without them by a larger --max-unreadable; where most are like this, ask for what they hold or give others"
+            f"fraction of {self._share:g}: {shown}{more}. Remove or repair a few bad files, or list the others in a "
+            ".txt file and give that; 'mae pretrain' also does without them by a larger --max-unreadable. Where most "
+            "are like this, ask for what they hold or give others"
         )

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mae.data.remote.storage import MANIFEST, MAX_MANIFEST, LocalStorage
 from mae.data.sources.pack_format import REPORT, WORKING, Manifest, PackSourceEntry, read_manifest
 from mae.errors import MAEError, UsageError
 from mae.randomness import FIXED_EPOCH, permutation
-from mae.records import read_json, write_json
+from mae.records import check_folder, read_json, write_json
 
 _ORDER_SEED = 0
 _LOOKED_AT = 256  # images whose headers give the channel names
@@ -91,7 +91,7 @@ def pack(
     options = {**chosen.to_json(), "per_shard": per_shard}
     if (root / MANIFEST).is_file():
         return _existing(root, options, images)
-    with _exclusive(root):
+    with _exclusive(root), _unbegun_removed(root):
         manifest, left_out, unread = _written(
             root,
             images,
@@ -174,6 +174,7 @@ def _check_place(root: Path, images: PackInput) -> None:
         raise UsageError(f"{root} is not a local folder; write the pack to one and copy it there")
     if images.place is not None and root.resolve().is_relative_to(images.place.resolve()):
         raise UsageError(f"{root} is inside {images.place}, which is to be packed; give a folder outside it")
+    check_folder(root, option="folder")
     try:
         others = [entry.name for entry in os.scandir(root) if entry.name != WORKING] if root.exists() else []
     except OSError as error:
@@ -205,12 +206,30 @@ def _exclusive(root: Path) -> Iterator[None]:
         raise MAEError(f"another process is packing into {root}; wait for it, or stop it") from error
 
 
+@contextmanager
+def _unbegun_removed(root: Path) -> Iterator[None]:
+    """What was refused before a shard was written leaves nothing: other options may be right for the same folder."""
+    try:
+        yield
+    except BaseException:
+        if not _has_shards(root):
+            shutil.rmtree(root / WORKING, ignore_errors=True)
+            with suppress(OSError):  # it goes where it is empty
+                root.rmdir()
+        raise
+
+
+def _has_shards(root: Path) -> bool:
+    """Whether a shard of an unfinished pack is done."""
+    return any((root / WORKING).glob("shard-*.json"))
+
+
 def _begin(root: Path, options: dict[str, Any]) -> None:
-    """Records the options, or compares them with those recorded."""
+    """Records the options, or compares them with those of the shards that are done."""
     for rest in (root / WORKING).glob("shard-*.*.*"):  # an unfinished shard of a killed process
         rest.unlink()
     noted = root / WORKING / "options.json"
-    if noted.is_file():
+    if noted.is_file() and _has_shards(root):
         _check_options(root, read_json(noted), options)
     else:
         write_json(noted, options)
@@ -219,11 +238,16 @@ def _begin(root: Path, options: dict[str, Any]) -> None:
 def _check_options(root: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     if before.get("form") != now["form"]:
         raise UsageError(
-            f"{root} was begun with {json.dumps(before.get('form'))}, not with {json.dumps(now['form'])}; give "
-            "the same options or a new folder"
+            f"{root} was begun with {_shown(before.get('form'))}, not with {_shown(now['form'])}; give the same "
+            "options or a new folder"
         )
     if before != now:
         raise UsageError(f"the images have changed since {root} was begun; give a new folder, or delete this one")
+
+
+def _shown(form: Any) -> str:
+    """A form as `pack.json` has it, in words."""
+    return ", ".join(f"{name} {value}" for name, value in form.items()) if isinstance(form, dict) else str(form)
 
 
 def _counted(job: Job, records: Sequence[Record], left_out: tuple[LeftOut, ...]) -> int:

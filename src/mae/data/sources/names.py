@@ -37,17 +37,17 @@ def check_exists(spec: str, *, data_root: Path) -> None:
 
 
 def check_apart(folder: Path, source: str) -> None:
-    """Refuse a run inside its images: what it draws would be taken for images, and a resume would find others.
+    """Refuse a folder of results inside images: what is drawn there would be taken for images, and change the set.
 
     Raises:
         UsageError: it is inside.
     """
     images = Path(source)
-    if (images / "train").is_dir():  # the other parts are not trained on
+    if (images / "train").is_dir():  # beside it are the other parts, or anything
         images = images / "train"
     if images.is_dir() and not (images / MANIFEST).is_file() and folder.resolve().is_relative_to(images.resolve()):
         raise UsageError(
-            f"{folder} is inside {images}, where the pictures of the run would be taken for images; choose an --out "
+            f"{folder} is inside {images}, where the pictures written to it would be taken for images; choose an --out "
             "that is not"
         )
 
@@ -59,5 +59,5 @@ def _missing(spec: str, path: Path) -> str:
         return f"{spec} is a broken symbolic link; correct its target"
     neighbours = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(spec, [*KNOWN, *sorted(neighbours)], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected a path or one of {', '.join(KNOWN)}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected a path or one of {', '.join(KNOWN)}"
     return f"{spec} does not exist; {hint}"

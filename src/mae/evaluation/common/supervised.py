@@ -91,6 +91,20 @@ class SupervisedPlan:
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
     evaluations: int = 10
 
+    def __post_init__(self) -> None:
+        """Refuses a rate that would rise after its peak, or never reach it.
+
+        Raises:
+            UsageError: that.
+        """
+        if self.min_rate > self.rate:
+            raise UsageError(f"min_lr is {self.min_rate:g}, above the peak rate of {self.rate:.3g}; give a lower one")
+        if self.warmup_epochs and self.warmup_epochs >= self.epochs:
+            raise UsageError(
+                f"the warm-up (warmup_epochs) is {self.warmup_epochs:g} epochs, but the whole training has "
+                f"{self.epochs:g}; give a shorter one"
+            )
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """Optimizer steps of the whole training."""
         return max(1, round(self.epochs * steps_per_epoch))

@@ -87,15 +87,25 @@ def write_features(
             aside.unlink()
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, *, tokens: str | None = None) -> None:
     """Refuse a file that `write_features` would refuse, before there is anything to write.
 
+    Args:
+        path: the file.
+        tokens: the feature of many tokens that is to be in it; None: there is none.
+
     Raises:
-        UsageError: a suffix that is none of the formats', or a file that exists.
+        UsageError: a suffix that is none of the formats', or has no place for tokens; or a file that exists.
     """
     if path.suffix.lower() not in _WRITERS:
         raise UsageError(f"features cannot be written as {path.name!r}; end its name with {', '.join(_WRITERS)}")
+    if tokens is not None and path.suffix.lower() == ".csv":
+        raise _no_place(tokens)
     check_new(path)
+
+
+def _no_place(tokens: str) -> UsageError:
+    return UsageError(f"a .csv has no place for {tokens} of many tokens; write .parquet, .npz or .safetensors")
 
 
 def _check(names: Sequence[str], sizes: Tensor, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
@@ -145,7 +155,7 @@ def _write_parquet(file: IO[bytes], features: _Features) -> None:
 
 def _write_csv(file: IO[bytes], features: _Features) -> None:
     if tokens := [name for name, array in features.arrays.items() if array.ndim == 3]:
-        raise UsageError(f"a .csv has no place for {tokens[0]} of many tokens; write .parquet, .npz or .safetensors")
+        raise _no_place(tokens[0])
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     rows = csv.writer(text, lineterminator="\n")
     columns = [f"{name}_{place}" for name, array in features.arrays.items() for place in range(array.shape[1])]

@@ -54,10 +54,10 @@ def embed(
     """
     source = concealed(str(source))
     with joined_world(device) as (world, chosen):
-        world.from_main(lambda: check_target(Path(out)))
+        asked = [features] if isinstance(features, str) else list(features)
+        world.from_main(lambda: check_target(Path(out), tokens=PATCHES if PATCHES in asked else None))
         console = Console(quiet=quiet)
         task = open_images(model, source, data_root=Path(data_root), device=chosen, console=console, world=world)
-        asked = [features] if isinstance(features, str) else list(features)
         if pool is not None:
             task = task.with_learned_pooling(pool)
             asked = list(dict.fromkeys([*asked, LEARNED]))

@@ -85,12 +85,12 @@ class Finetune(EvaluationProtocol):
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
                 raise UsageError(f"{name} is {value}; expected 0 or more")
-        for name in ("layer_decay", "label_smoothing"):
+        if self.layer_decay is not None and self.layer_decay > 1:
+            raise UsageError(f"layer_decay is {self.layer_decay}; expected a share up to 1")
+        for name in ("drop_path", "label_smoothing"):
             value = getattr(self, name)
-            if value is not None and value > 1:
-                raise UsageError(f"{name} is {value}; expected a share up to 1")
-        if self.drop_path is not None and self.drop_path >= 1:
-            raise UsageError(f"drop_path is {self.drop_path}; expected a share below 1")
+            if value is not None and value >= 1:
+                raise UsageError(f"{name} is {value}; expected a share below 1")
 
     @property
     def variant(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mae.evaluation.common.task import LabelledTask
+
+
+_DRAWS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class Knn(EvaluationProtocol):
     """A vote weighs exp(cosine / temperature)."""
     shots: tuple[int, ...] = ()
     """Few-shot: only this many training images of each class vote, in several draws."""
-    draws: int = 5
+    draws: int = _DRAWS
     """Draws for each number of shots."""
     baselines: bool = True
     """Evaluate random weights and raw pixels too."""
@@ -50,10 +54,14 @@ class Knn(EvaluationProtocol):
                 "draw or more, a finite temperature above 0"
             )
 
+        if not self.shots and self.draws != _DRAWS:
+            raise UsageError(f"draws is {self.draws}, and no shots are asked for; give shots too, or leave draws out")
+
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Evaluate; see `EvaluationProtocol`."""
         labels = task.labels("train")
         k = headline_k(self.ks, voters=len(labels))
+        drawn = self._drawn(task)  # before any feature: a class may have too few images
         numbers: dict[str, dict[str, Any]] = {}
         rows: list[tuple[str, ...]] = []
         rankings: dict[str, dict[str, Tensor]] = {}
@@ -64,7 +72,7 @@ class Knn(EvaluationProtocol):
                 of_each = {str(k): _accuracies(task, ranking, k, len(labels)) for k, ranking in ranked.items()}
                 rows.append((f"{who}, {name}", *(f"{of['top1']:.1%}" if of else "" for of in of_each.values())))
                 rankings[who][name] = ranked[k]
-                few = {f"{shots} shots": self._few_shot(task, train, test, shots) for shots in self.shots}
+                few = {f"{shots} shots": self._few_shot(task, train, test, draws) for shots, draws in drawn.items()}
                 for shots, by_k in few.items():
                     cells = (f"{of['mean']:.1%} ± {100 * of['std']:.1f}" if of else "" for of in by_k.values())
                     rows.append((f"{who}, {name}, {shots}", *cells))
@@ -99,13 +107,19 @@ class Knn(EvaluationProtocol):
             device=task.device,
         )
 
-    def _few_shot(self, task: "LabelledTask", train: "Tensor", test: "Tensor", shots: int) -> dict[str, Any]:
-        """Mean and std over the draws for each k; None where fewer images vote than k."""
-        from mae.evaluation.common.metrics import top_k_accuracy
+    def _drawn(self, task: "LabelledTask") -> dict[int, "Tensor"]:
+        """The rows of each draw, by the number of shots."""
         from mae.evaluation.common.neighbours import few_shot_draws
 
+        labels = task.labels("train")
+        draw = partial(few_shot_draws, labels, draws=self.draws, seed=task.seed, num_classes=task.num_classes)
+        return {shots: draw(shots=shots) for shots in self.shots}
+
+    def _few_shot(self, task: "LabelledTask", train: "Tensor", test: "Tensor", draws: "Tensor") -> dict[str, Any]:
+        """Mean and std over the draws for each k; None where fewer images vote than k."""
+        from mae.evaluation.common.metrics import top_k_accuracy
+
         labels, test_labels = task.labels("train"), task.labels("test")
-        draws = few_shot_draws(labels, shots=shots, draws=self.draws, seed=task.seed, num_classes=task.num_classes)
         accuracies: dict[int, list[float]] = {k: [] for k in self.ks}
         for rows in draws:
             for k, ranking in self._rank(task, train[rows], labels[rows], test).items():

@@ -1,7 +1,7 @@
 """A linear classifier on frozen features: a quick one on stored features, or the official recipe on images."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TOP = 5
 _TRUST, _MOMENTUM = 0.001, 0.9
+_OF_OFFICIAL = ("epochs", "batch_size", "accumulate", "base_lr", "warmup_epochs")
 _ENOUGH = 10
 """Steps over the weights' size: on digits 5 to 30 reached the best accuracy, 3 lost 3 points, 1 lost 9."""
 
@@ -62,6 +63,9 @@ class LinearProbe(EvaluationProtocol):
                 raise UsageError(f"{name} is {value}; expected a finite number above 0")
         if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < inf:
             raise UsageError(f"warmup_epochs is {self.warmup_epochs}; expected 0 or more")
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if unread := [name for name in _OF_OFFICIAL if name in changed and not self.official]:
+            raise UsageError(f"{unread[0]} is of the official recipe, which is not asked for; give official too")
 
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""

@@ -18,7 +18,7 @@ from mae.errors import UsageError
 from mae.findings import Finding
 from mae.models.file import load_with_report
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.pretraining.build import fresh_model, make_loader, num_workers, peak_rate, some_images
+from mae.pretraining.build import fresh_model, make_loader, num_workers, some_images
 from mae.pretraining.checks.model import Subject, check_model
 from mae.pretraining.estimate.profile import (
     LONG_WAIT,
@@ -28,7 +28,7 @@ from mae.pretraining.estimate.profile import (
     measure_steps,
     pace_of,
 )
-from mae.pretraining.resolve import RunContext, in_smaller_parts, prepare_run, warmup_steps
+from mae.pretraining.resolve import RunContext, in_smaller_parts, peak_rate, prepare_run, warmup_steps
 from mae.pretraining.sanity import SHALLOW_DECODER
 from mae.recipes import recipe_config
 from mae.report.terminal.diagnosis import Diagnosis
