@@ -23,6 +23,7 @@ from mae.cli import main
 from mae.errors import UsageError
 from mae.experiments.run import StudyOutcome, compare_models, study
 from mae.experiments.studies.features import Features
+from mae.training.run_folder import find_weights
 
 pytestmark = pytest.mark.slow
 RUNS = ["original-seed0", "improved-seed0", "original-seed1", "improved-seed1"]
@@ -158,6 +159,24 @@ def test_features_study_with_baselines(
     assert [run.variant for run in again.result.runs][:2] == [runs[1], runs[0]]
     assert again.result.runs[1].numbers == found.result.runs[0].numbers
     assert again.result.warnings == ()
+
+
+def test_models_are_told_apart_by_their_weights(
+    compared: StudyOutcome, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_jobs_here(monkeypatch)
+    first, second = (find_weights(compared.folder / "runs" / name) for name in RUNS[:2])
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(first, "m.safetensors")
+    shutil.copy(second, "x-m.safetensors")
+    shutil.copy(second, "x/m.safetensors")
+    with pytest.raises(UsageError, match="x-m.safetensors and x/m.safetensors would both be called"):
+        mae.study("features", labelled, models=["x-m.safetensors", "x/m.safetensors"], out="a", quiet=True)
+    mae.study("features", labelled, models=["m.safetensors"], out="b", quiet=True)
+    shutil.copy(second, "m.safetensors")
+    with pytest.raises(UsageError, match="weights was .*, is now "):
+        mae.study("features", labelled, models=["m.safetensors"], out="b", quiet=True)
 
 
 def test_near_duplicates_are_reported(

@@ -93,6 +93,16 @@ def test_a_short_run_is_not_compiled_and_says_why(
     )
 
 
+def test_where_auto_never_tries_it_says_so(
+    pretrain: Run, counted: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delitem(compilation.WORTH_TRYING, "cpu")
+    run = pretrain(quiet=False)
+    assert decided(run) == "off" and not counted
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the blocks are not compiled: --compile auto does not try it on cpu; --compile on does" in told
+
+
 def test_a_long_run_is_compiled_where_that_pays(
     pretrain: Run, counted: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -269,4 +269,17 @@ def test_the_reason_is_what_began_it():
         finally:
             raise RuntimeError("operation failed due to a previous error")
     except RuntimeError as error:
-        assert cuda_graphs._cause(error) == "reading a value"
+        assert cuda_graphs._cause(error, None) == "reading a value"
+
+
+def test_the_reason_is_none_that_was_handled_before_and_has_a_name():
+    try:
+        raise ModuleNotFoundError("No module named 'x'")
+    except ModuleNotFoundError as handled:
+        try:
+            try:
+                raise AssertionError
+            finally:
+                raise RuntimeError("operation failed due to a previous error")
+        except RuntimeError as error:
+            assert cuda_graphs._cause(error, handled) == "AssertionError"

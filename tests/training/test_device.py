@@ -81,12 +81,16 @@ from mae.training.device import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def step():
-    first, second = torch.ones(2**24), torch.ones(2**22)
-    return first.sum() + second.sum()
-for _ in range(3):
+    # Together more than a C int counts: what is freed at the heap's end is kept however much it is.
+    held = [torch.empty(int(sys.argv[2])) for _ in range(5)]
+    for each in held:
+        each[::1024] = 1
+    while held:
+        held.pop()
+for _ in range(6):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(5):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -94,8 +98,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator is what is told")
 def test_freed_memory_is_used_again_without_asking_the_system():
-    def faults(how: str) -> int:
-        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+    def faults(how: str, length: int) -> int:
+        words = [sys.executable, "-c", FAULTS, how, str(length)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
-    assert faults("keep") < faults("default") / 10
+    assert faults("keep", 2**22) < faults("default", 2**22) / 10
+    assert faults("keep", 2**27) < 1000  # 2.5 GiB

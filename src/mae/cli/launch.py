@@ -57,7 +57,7 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
         signals_to_handle=os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"],
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "mae", *without_gpus(command))
+        elastic_launch(config, sys.executable)("-P", "-m", "mae", *without_gpus(command))
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1

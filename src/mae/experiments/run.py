@@ -16,6 +16,7 @@ from mae.data.items import fingerprint_of
 from mae.data.sources.labels import LabelledData
 from mae.data.sources.open import open_labelled, open_source
 from mae.errors import MAEError, UsageError
+from mae.evaluation.common.record import digest_of
 from mae.evaluation.extractors.open import open_extractor
 from mae.experiments.core.collect import collect, draw_pictures
 from mae.experiments.core.job import EvalSpec, Job, JobFiles, job_name
@@ -183,7 +184,10 @@ def compare_models(
     labelled = open_labelled(data, data_root=data_root)
     plan = options.study()
     models = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]
-    ours = [open_extractor(model, device=choose_device(device)).model is not None for model in models]
+    opened = [open_extractor(model, device=choose_device(device)) for model in models]
+    ours = [extractor.model is not None for extractor in opened]
+    weights = [digest_of(extractor.identity) or "" for extractor in opened]
+    del opened
     out = out or Path("runs") / f"study-{plan.name}-{source_stem(data)}"
     data_fingerprint = _fingerprint(labelled)
     jobs = [
@@ -198,9 +202,11 @@ def compare_models(
             # Random weights are those of the first model of our own architecture.
             evaluations=_with_baselines(plan.evaluations, number == (ours.index(True) if any(ours) else 0)),
             model=model,
+            weights=digest,
         )
-        for number, (variant, model) in enumerate(zip(plan.variants, models, strict=True))
+        for number, (variant, model, digest) in enumerate(zip(plan.variants, models, weights, strict=True))
     ]
+    _check_names(jobs)
     features = [(f"feature of {name}", ", else ".join(preferred_features(name))) for name in options.models]
     return _run(plan, jobs, out, (("evaluated on", data), *features), console)
 
@@ -213,6 +219,14 @@ def _with_baselines(evaluations: Sequence[EvalSpec], measured: bool) -> tuple[Ev
         else spec
         for spec in evaluations
     )
+
+
+def _check_names(jobs: Sequence[Job]) -> None:
+    """Refuse models whose numbers would be kept in the same files."""
+    models: dict[str, str] = {}
+    for job in jobs:
+        if (other := models.setdefault(job.name, job.variant)) != job.variant:
+            raise UsageError(f"{other} and {job.variant} would both be called {job.name} here; rename one of the two")
 
 
 def _fingerprint(data: LabelledData) -> str:

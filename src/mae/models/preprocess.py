@@ -1,5 +1,6 @@
 """What must be done to an image before a model sees it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,8 +62,13 @@ def preprocessing_of(config: MethodConfig | None) -> Preprocessing:
         in_chans=config.layout.channels,
         mean=config.tokenizer.mean,
         std=config.tokenizer.std,
-        crop_share=0.875 if max(config.layout.size) <= 224 else 1.0,  # the official rule
+        crop_share=official_crop_share(config.layout.size),
         channels=config.tokenizer.channels,
         nodata=config.tokenizer.nodata,
         pixel_dtype=config.tokenizer.pixel_dtype,
     )
+
+
+def official_crop_share(size: Sequence[int]) -> float:
+    """The share of the resized image's side that is evaluated, by the official code's rule for sizes in pixels."""
+    return 0.875 if max(size) <= 224 else 1.0

@@ -1,6 +1,7 @@
 """Steps replayed as CUDA graphs: where kernels are short, a GPU waits for Python to ask for each of them."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -107,6 +108,7 @@ class GraphedPass:
         if self._gave_up:
             _log.info("steps are not replayed as CUDA graphs: they took more than %.0f %% of the memory", 100 * _SHARE)
             return False
+        handled = sys.exception()
         try:
             with rehearsal(self._module, self._device), _aside(self._device):  # libraries ask for memory there
                 run(held)
@@ -114,7 +116,7 @@ class GraphedPass:
         except RuntimeError as error:
             self._gave_up = True
             self._module.zero_grad(set_to_none=True)
-            _log.warning("the steps of this run are not replayed as CUDA graphs: %s", _cause(error))
+            _log.warning("the steps of this run are not replayed as CUDA graphs: %s", _cause(error, handled))
             return False
         gradients = [(each, each.grad) for each in self._module.parameters()]
 
@@ -181,11 +183,12 @@ class GraphedOptimizer:
         for rate, group in zip(self._rates, self.param_groups, strict=True):
             group.update(lr=rate, capturable=True)  # the rate is read on the device, as a graph must
         self._optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+        handled = sys.exception()
         try:
             self._replay, _ = record(self._optimizer.step, self._device)
         except RuntimeError as error:
             self._gave_up = True
-            _log.warning("the optimizer's steps are not replayed as a CUDA graph: %s", _cause(error))
+            _log.warning("the optimizer's steps are not replayed as a CUDA graph: %s", _cause(error, handled))
         finally:
             for group, values in zip(self.param_groups, before, strict=True):
                 group.update(values)
@@ -226,11 +229,16 @@ def _has_room(device: torch.device) -> bool:
     return torch.cuda.max_memory_allocated(device) <= _SHARE * (free + torch.cuda.memory_reserved(device))
 
 
-def _cause(error: BaseException) -> str:
-    """The first line of what began it: ending a recording that failed fails too."""
-    while error.__context__ is not None:
+def _cause(error: BaseException, handled: BaseException | None) -> str:
+    """The first line of what began it: ending a recording that failed fails too.
+
+    Args:
+        error: what came of it.
+        handled: what was being handled before, which has nothing to do with it.
+    """
+    while error.__context__ is not None and error.__context__ is not handled:
         error = error.__context__
-    return str(error).splitlines()[0]
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

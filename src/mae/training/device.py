@@ -10,7 +10,7 @@ import torch
 
 from mae.errors import MAEError, UsageError
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _LARGEST_INT = -1, -4, 2**31 - 1  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _NEVER = -1, -4, -1  # of glibc's malloc.h
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -86,8 +86,9 @@ def keep_freed_memory() -> None:
     """Make glibc reuse freed memory instead of returning it, in this process from now on; elsewhere do nothing.
 
     By default it hands large blocks back to the system at once, and every training step on a CPU begins by asking for
-    the same ones again, page by page. What the process holds at its peak does not grow, but it is held until the end.
+    the same ones again, page by page. What the process holds is held until the end, and its peak may be higher by some
+    per cent, up to a sixth where blocks of many sizes come and go.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
-        libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         libc.mallopt(_M_MMAP_MAX, 0)

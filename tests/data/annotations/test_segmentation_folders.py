@@ -1,5 +1,7 @@
 """Images and masks as people keep them."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,21 @@ def test_masks_of_every_kind_hold_the_same_numbers(tmp_path: Path):
     colours[0, 1] = 128, 64, 1
     mask(tmp_path / "colours.png", colours, "RGBA")
     assert (read_mask(tmp_path / "colours.png") == colours).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_grey_masks_of_few_bits_hold_their_numbers(bits: int):
+    """Pillow spreads them over 0 to 255."""
+    values = np.arange(16).reshape(2, 8) % 2**bits
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packed = [int("".join(f"{value:0{bits}b}" for value in row), 2).to_bytes(bits, "big") for row in values]
+    header = struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0)
+    lines = zlib.compress(b"".join(b"\0" + row for row in packed))
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    assert decode_mask(data, name="m.png").tolist() == values.tolist()
 
 
 def test_what_is_no_mask_is_refused(tmp_path: Path):

@@ -81,6 +81,21 @@ def test_zip_bomb_member_is_refused_small(tmp_path):
     assert loaded(source, 1).shape == (12, 10, 3)
 
 
+def test_zip_member_that_says_it_is_empty_is_refused_small(tmp_path):
+    path = archive(tmp_path / "x.zip", {"bomb.png": bytes(100 << 20), "good.png": png()})
+    raw = bytearray(path.read_bytes())
+    entry = raw.index(b"PK\1\2")
+    raw[entry + 24 : entry + 28] = bytes(4)
+    path.write_bytes(raw)
+    source = open_source(str(path), data_root=tmp_path)
+    tracemalloc.start()
+    with pytest.raises(UnreadableImage, match="bomb.png is empty"):
+        loaded(source, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+
+
 def test_zip_member_larger_than_it_says_is_refused(tmp_path):
     data = png(64, 64)
     path = archive(tmp_path / "x.zip", {"liar.png": data})
@@ -166,9 +181,9 @@ def test_usage_errors_say_what_was_found(tree):
     root = tree({"notes/a.txt": b"x", "notes/b.txt": b"x", "notes/c": b"x"})
     with pytest.raises(UsageError, match=r"notes holds no images: looked for .*\.png.*; found 2 .txt, 1 without ext"):
         open_source(str(root / "notes"), data_root=root)
-    with pytest.raises(UsageError, match="cifar does not exist; did you mean cifar10"):
+    with pytest.raises(UsageError, match="cifar does not exist; did you mean 'cifar10'"):
         open_source("cifar", data_root=root)
-    with pytest.raises(UsageError, match=f"did you mean {root}/notes"):
+    with pytest.raises(UsageError, match=f"did you mean '{root}/notes'"):
         open_source(f"{root}/nodes", data_root=root)
     with pytest.raises(UsageError, match="a.txt"):
         open_source(str(root / "notes" / "a.txt"), data_root=root)
@@ -242,7 +257,7 @@ def test_images_to_judge_by_are_all_where_no_part_is_told(tree):
     assert len(open_held_out(str(root / "list.txt"), data_root=root)) == 2
     with pytest.raises(UsageError, match="notes holds no images"):
         open_held_out(str(root / "notes"), data_root=root)
-    with pytest.raises(UsageError, match="did you mean cifar10"):
+    with pytest.raises(UsageError, match="did you mean 'cifar10'"):
         open_held_out("cifar", data_root=root)
 
 

@@ -183,3 +183,11 @@ def test_a_verdict_is_paired_over_test_images():
     assert verdict.differences[0].share == pytest.approx(1 - score(worse, truth))
     assert str(verdict).startswith("Verdict: of use here: mean IoU 100.0% (100.0 to 100.0) on 30 images, better than")
     assert compare_maps({THIS_MODEL: matrices["other"], "other": matrices["other"]}).answer == "unclear"
+
+
+def test_an_image_without_a_pixel_that_counts_spoils_no_interval():
+    ours = torch.tensor([[[5, 1], [2, 4]], [[3, 1], [1, 3]]])
+    empty = torch.zeros(1, 2, 2, dtype=torch.int64)
+    found = compare_maps({THIS_MODEL: torch.cat([ours, empty]), "scratch": torch.cat([ours.flip(2), empty])})
+    assert found == compare_maps({THIS_MODEL: ours, "scratch": ours.flip(2)})
+    assert found.low <= found.accuracy <= found.high

@@ -169,3 +169,16 @@ def test_where_every_test_image_has_a_near_copy(tmp_path):
     found = accuracy_without_near_copies(task, ProtocolResult(numbers={}, header=(), rows=(), ranking=labels[:, None]))
     assert (found["test_images"], found["top1"], found["top1_without"]) == (4, 1.0, None)
     assert remark(found).startswith("Every test image has a near copy")
+
+
+def test_another_division_of_the_same_images_is_compared_anew(pixels, tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number % 2}").mkdir(exist_ok=True)
+        Image.fromarray(scene(number)).save(tmp_path / f"{number % 2}" / f"{number}.png")
+    names = [f"{number % 2}/{number}.png" for number in range(12)]
+    for cut in (6, 8):
+        (tmp_path / "train.txt").write_text("\n".join(names[:cut]))
+        (tmp_path / "test.txt").write_text("\n".join(names[cut:]))
+        data = {"data": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
+        found = evaluate("knn", pixels, out=tmp_path / "out", ks=[1], baselines=False, **data, **QUICK)
+        assert found.near_copies["of"] == 12 - cut

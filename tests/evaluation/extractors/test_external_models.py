@@ -16,7 +16,7 @@ from mae.data.dataset.images import load_images
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import normalised_batches
 from mae.evaluation.extractors.external_models import wrap_hf, wrap_timm
-from mae.evaluation.extractors.extractor import PATCHES
+from mae.evaluation.extractors.extractor import PATCHES, weights_digest
 from mae.evaluation.extractors.open import open_extractor
 
 CPU = torch.device("cpu")
@@ -77,7 +77,14 @@ def test_where_timm_does_not_say_what_leads_there_is_only_its_own_feature():
     assert list(wrap_timm(model, name="x").named(BATCH[..., :64, :64])) == ["pooled"]
 
 
-@pytest.mark.parametrize("changed", [{}, {"interpolation": "bilinear", "crop_pct": 0.8, "mean": (0.1, 0.2, 0.3)}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"crop_mode": "squash", "crop_pct": 1.0},
+        {"interpolation": "bilinear", "crop_pct": 0.8, "mean": (0.1, 0.2, 0.3)},
+    ],
+)
 @pytest.mark.parametrize("size", [(200, 311), (400, 170), (97, 98)])
 def test_images_are_made_as_timm_makes_them(size, changed):
     model = timm_model("test_vit", pretrained_cfg_overlay=changed)
@@ -248,11 +255,13 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.parametrize("which", PROCESSORS)
-def test_images_are_made_as_hugging_face_makes_them(which):
+@pytest.mark.parametrize(
+    ("which", "wide"), [*((which, 1.0) for which in PROCESSORS), ("bilinear", 1.6), ("bicubic", 0.7), ("plain", 1.6)]
+)
+def test_images_are_made_as_hugging_face_makes_them(which, wide):
     theirs_by = PROCESSORS[which]
     side = 640 if which == "whole" else 101
-    rows, columns = np.mgrid[:side, :side] / (side / 12)
+    rows, columns = np.mgrid[:side, : int(wide * side)] / (side / 12)
     pixels = np.uint8(127 + 127 * np.stack([np.sin(rows), np.cos(columns + rows), np.sin(columns * rows / 40)], -1))
     theirs = theirs_by(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"][0]
     preprocessing = wrap_hf(hf_model("ViT"), theirs_by, name="x").preprocessing
@@ -289,3 +298,14 @@ def test_features_do_not_depend_on_the_batch():
         images = BATCH if found.name == "t" else SQUARES
         alone, together = found.named(images[:1])["mean"], found.named(images)["mean"][:1]
         torch.testing.assert_close(normalize(alone), normalize(together), atol=1e-5, rtol=1e-4)
+
+
+def test_equal_weights_in_another_architecture_are_another_model():
+    """Stored features would be those of the other one."""
+    models = [
+        timm_model("test_vit", num_heads=heads, act_layer=act)
+        for heads, act in ((2, "gelu"), (4, "gelu"), (2, "quick_gelu"))
+    ]
+    assert len({weights_digest(model) for model in models}) == 1
+    assert len({wrap_timm(model, name="x").identity for model in models}) == 3
+    assert wrap_timm(models[0], name="x").identity == wrap_timm(models[0], name="y").identity

@@ -50,3 +50,13 @@ def test_each_image_gets_a_map_of_its_size(
     with Image.open(sheet) as picture:
         assert picture.width > 300
     assert main([*words, "--device", "cpu"]) == 2  # nothing is overwritten
+
+
+def test_no_map_is_written_over_another(segmenter: Segmenter, tmp_path: Path):
+    for name in ("a-2.png", "x/a.png", "y/a.png"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9), len(name), dtype=np.uint8)).save(path)
+    words = ["predict", str(tmp_path / "training"), str(tmp_path / "images"), "--out", str(tmp_path / "maps")]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["a-2.png", "a-3.png", "a.png", "classes.txt"]

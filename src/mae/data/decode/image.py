@@ -226,6 +226,12 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
         return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
 
 
+_PNG_BITS = 24
+"""Where a PNG says how many bits a sample has."""
+_SCALED_BY = {2: 85, 4: 17}
+"""What Pillow multiplies grey samples of fewer than 8 bits by."""
+
+
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
     if kind == "JPEG":
@@ -240,6 +246,8 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
             grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
             pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
             pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
+            if kind == "PNG" and image.mode == "L":
+                pixels = pixels // _SCALED_BY.get(data[_PNG_BITS], 1)
     if pixels.dtype.kind == "b":
         pixels = pixels.astype(np.uint8)
     elif pixels.dtype.kind in "if":

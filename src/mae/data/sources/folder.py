@@ -97,7 +97,7 @@ def open_list(path: Path, *, name: str) -> FileSource:
                 continue
             if (status := _status(root / entry)) is None:
                 raise UsageError(f"{name}, line {number}: {entry:.200} is not a file; paths are relative to {root}")
-            files.append((entry, status.st_size, status.st_mtime_ns))
+            files.append((entry.removeprefix("./"), status.st_size, status.st_mtime_ns))
     if not files:
         raise UsageError(f"{name} lists no images; expected one path a line")
     return _file_source(files, name=name, kind="list", root=root)

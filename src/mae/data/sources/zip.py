@@ -48,7 +48,8 @@ class ZipSource(Source):
         """The member's content; raises `UnreadableImage`."""
         offset, packed, size, crc, method = (int(value) for value in self.table[index])
         name = self.item_name(index)
-        check_num_bytes(max(packed, size), name=name)
+        for count in (packed, size):  # of nothing, zlib would inflate all there is
+            check_num_bytes(count, name=name)
         if method not in _READABLE_METHODS:
             raise UnreadableImage(f"{name} is compressed by zip method {method}; expected stored or deflate")
         try:

@@ -1,6 +1,6 @@
 """What maps of classes were worth: the table and the verdict of protocols that train on masks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,18 +28,20 @@ def segmentation_result(
     curve: tuple[Mapping[str, float], ...],
     variant: str,
     more: tuple[tuple[str, ...], ...] = (),
+    others: Collection[str] = (),
 ) -> ProtocolResult:
     """The result of a protocol.
 
     Args:
         task: of the evaluated model.
-        matrices: confusions of the test images, by `THIS_MODEL` and by each baseline.
+        matrices: confusions of the test images, by `THIS_MODEL`, by each baseline and by each of `others`.
         pictures: see `ProtocolResult`.
         numbers: what else was measured.
         note: what a reader must know.
         curve: of the evaluated model's training.
         variant: see `ProtocolResult`.
         more: further rows of four columns, before those of the classes.
+        others: other trained weights: who is behind them need not have learned nothing.
     """
     measured: dict[str, Any] = {}
     rows: list[tuple[str, ...]] = []
@@ -49,7 +51,7 @@ def segmentation_result(
         shares = (scores.mean_iou, scores.mean_accuracy, scores.accuracy)
         rows.append((who, *(f"{share:.1%}" for share in shares)))
     # Any guess at several classes has a higher mean IoU than a map of one: to beat that says nothing.
-    rivals = {who: of_each for who, of_each in matrices.items() if who != COMMONEST}
+    rivals = {who: of_each for who, of_each in matrices.items() if who not in (COMMONEST, *others)}
     return ProtocolResult(
         numbers={**measured, **numbers},
         header=("model", "mean IoU", "mean accuracy", "pixel accuracy"),

@@ -163,6 +163,8 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
     Args:
         matrices: of each test image the confusion matrix of its pixels, by `THIS_MODEL` and by each baseline.
     """
+    shows = matrices[THIS_MODEL].sum(dim=(1, 2)) > 0  # a draw of images without a pixel that counts has no IoU
+    matrices = {who: of_each[shows] for who, of_each in matrices.items()} if shows.any() else matrices
     count = len(matrices[THIS_MODEL])
     draws = torch.from_numpy(
         np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=_MAP_RESAMPLES)

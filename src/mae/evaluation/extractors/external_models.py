@@ -4,6 +4,7 @@ Neither package is needed by `mae`; they are imported when a model of theirs is 
 safetensors alone, and no code comes out of a model's repository.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -109,10 +110,10 @@ def wrap_timm(model: Any, *, name: str) -> Extractor:
             in_chans=channels,
             mean=tuple(config["mean"]),
             std=tuple(config["std"]),
-            crop_share=config["crop_pct"],
+            crop_share=None if config["crop_mode"] == "squash" and config["crop_pct"] == 1 else config["crop_pct"],
             interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
         ),
-        identity=f"{weights_digest(model)} timm {getattr(model, 'global_pool', '')}",  # what decides `pooled` beside
+        identity=f"{weights_digest(model)} timm {_architecture(model)} {getattr(model, 'global_pool', '')}",
         blocks=None if prefix is None else _timm_blocks(model, prefix),
     )
 
@@ -140,7 +141,8 @@ def hf_extractor(path: str, *, device: torch.device) -> Extractor:
 
     `cls`, `mean` and `patches` of the last hidden state; `pooled` is the model's own pooled output where it has
     one. ViTMAE, which masks patches whenever it is called, is made to mask none and to keep their order.
-    An image that is not as wide as high is cropped, also where the processor would squeeze it.
+    An image that is not as wide as high is squeezed where the processor does so, but cropped where that crops what it
+    has squeezed.
 
     Args:
         path: a name on the hub, or a folder.
@@ -204,7 +206,7 @@ def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
             crop_share=crop_share,
             interpolation=_interpolation(processor.resample),
         ),
-        identity=weights_digest(model),
+        identity=f"{weights_digest(model)} {_architecture(model)}",
         blocks=_hf_blocks(model, run),
     )
 
@@ -243,8 +245,14 @@ def _grid(config: Any, images: Tensor) -> tuple[int, int]:
     return images.shape[2] // height, images.shape[3] // width
 
 
-def _hf_crop(processor: Any) -> tuple[tuple[int, int], float]:
-    """The size of the crop, and its share of the side that the image is resized to before it."""
+def _architecture(model: Any) -> str:
+    """A digest of what decides a model's outputs beside its weights: layers, activations, epsilons, heads."""
+    heads = [getattr(part, "num_heads", getattr(part, "num_attention_heads", None)) for part in model.modules()]
+    return hashlib.sha256(f"{model!r} {heads}".encode()).hexdigest()[:16]
+
+
+def _hf_crop(processor: Any) -> tuple[tuple[int, int], float | None]:
+    """The size of the crop, and its share of the side that the image is resized to before it; None: it is squeezed."""
     size: dict[str, int] = dict(processor.size)
     resized = size.get("shortest_edge") or size["height"]
     cropped = getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None)
@@ -252,6 +260,8 @@ def _hf_crop(processor: Any) -> tuple[tuple[int, int], float]:
     height, width = (crop.get(side, size.get(side, resized)) for side in ("height", "width"))
     if getattr(processor, "crop_pct", None) and resized < _CONVNEXT_WHOLE:
         return (height, width), processor.crop_pct
+    if not cropped and "shortest_edge" not in size:
+        return (height, width), None
     return (height, width), min(1.0, height / resized)
 
 

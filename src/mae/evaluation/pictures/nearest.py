@@ -84,6 +84,7 @@ def neighbours(
     centred = features - features.mean(dim=0)
     k = min(k, len(features) - 1)
     similarities, places = nearest_others(centred, rows, k=k, device=where)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         plain = cosine_similarity(features[rows].unsqueeze(1), features[places], dim=2)
         write_whole(path, _as_csv(task.source, numbers[rows], numbers[places], plain, similarities))

@@ -127,6 +127,7 @@ def predict(
         unreadable=unreadable,
     )
     if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(out), _as_json(found, top) if Path(out).suffix == ".json" else _as_csv(found, top))
     if sheet is not None:
         _draw(found, images, numbers, title=f"Classes of {source}", path=Path(sheet))

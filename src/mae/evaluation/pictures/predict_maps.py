@@ -1,6 +1,8 @@
 """The classes that a trained segmenter gives to the pixels of images, as files."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -85,7 +87,7 @@ def predict_maps(
                 unreadable.append(str(error))
                 continue
             stem = safe_name(PurePosixPath(images.item_name(number)).stem)
-            name = stem if stem not in names else f"{stem}-{number}"
+            name = next(name for name in _numbered(stem, number) if name not in names)
             names.add(name)
             out.mkdir(parents=True, exist_ok=True)
             Image.fromarray(found.numpy()).save(out / f"{name}.png")
@@ -108,3 +110,9 @@ def predict_maps(
             path=sheet,
         )
     return WrittenMaps(images=len(names), unreadable=tuple(unreadable))
+
+
+def _numbered(stem: str, number: int) -> Iterator[str]:
+    """A name and what may stand for it where it is taken."""
+    yield stem
+    yield from (f"{stem}-{each}" for each in count(number))

@@ -92,6 +92,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             curve=ours.curve,
             variant=self.variant,
             more=tuple(seed_rows(scores, columns=4)),
+            others=[who for who in self.beside if who != SCRATCH],
         )
 
     def prepared(self, task: "SegmentationTask", *, scratch: bool = False) -> "PreparedTraining":

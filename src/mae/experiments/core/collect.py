@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mae import records
+from mae.config import RunConfig
 from mae.core.types import MaskRequest
 from mae.data.dataset.images import load_images
 from mae.data.loading.loader import normalise
@@ -96,11 +97,12 @@ def _of_training(job: Job) -> dict[str, float]:
         return {}
     folder = RunFolder(job.folder)
     summary = read_summary(folder.summary, needed=("terms", "seconds", "images_per_second"))
+    views = RunConfig.from_json(job.config).data.repeated_aug  # counted one by one
     facts = read_image_facts(folder.data, needed=("images",))
     return {
         "loss": summary["terms"]["reconstruction"],
         "seconds": summary["seconds"],
-        "epoch_seconds": facts["images"] / summary["images_per_second"],
+        "epoch_seconds": facts["images"] * views / summary["images_per_second"],
     }
 
 

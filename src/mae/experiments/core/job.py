@@ -48,6 +48,7 @@ class Job:
         total_steps: of the training; 0 where nothing is trained.
         config: the training run, as JSON; None to evaluate `model`.
         model: path or name of an existing model.
+        weights: digest of that model as it is evaluated; empty where one is trained.
         checkpoints: how many checkpoints, evenly spaced, are evaluated by k-NN and linear probe; 0: none.
     """
 
@@ -64,6 +65,7 @@ class Job:
     total_steps: int = 0
     config: dict[str, Any] | None = None
     model: str | None = None
+    weights: str = ""
     checkpoints: int = 0
 
     @property

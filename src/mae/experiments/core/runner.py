@@ -91,9 +91,12 @@ def _check_same_images(root: Path, before: Job, now: Job) -> None:
             )
 
 
+_DECIDING = ("folder", "data", "model", "weights", "checkpoints")
+
+
 def _differing(before: Job, now: Job) -> str:
     """The differences of two jobs for a message; where a run computes may change."""
-    pairs = [(name, getattr(before, name), getattr(now, name)) for name in ("folder", "data", "model", "checkpoints")]
+    pairs = [(name, getattr(before, name), getattr(now, name)) for name in _DECIDING]
     pairs.append(("evaluations", _evaluations(before), _evaluations(now)))
     if before.config is not None and now.config is not None:
         old, new = (RunConfig.from_json(config).flat() for config in (before.config, now.config))
@@ -145,7 +148,14 @@ class _Running:
     def __init__(self, root: Path, job: Job, gpu: int | None) -> None:
         self.job = job
         self.files = JobFiles(root=root, name=job.name)
-        command = [sys.executable, "-m", "mae.experiments.core.worker", str(self.files.spec), str(self.files.result)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "mae.experiments.core.worker",
+            str(self.files.spec),
+            str(self.files.result),
+        ]
         chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": _visible(gpu)}
         with self.files.log.open("wb") as log:
             self.process = subprocess.Popen(

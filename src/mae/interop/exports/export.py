@@ -174,6 +174,7 @@ def _library_outputs(format_name: str, folder: Path, inputs: Inputs) -> dict[str
         save_file(dict(inputs), inputs_file)
         command = [
             sys.executable,
+            "-P",  # nothing is imported from the folder in which the command is given
             "-m",
             "mae.interop.exports.roundtrip",
             format_name,

@@ -27,6 +27,7 @@ from mae.models.detector import Detector
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.preprocess import official_crop_share
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.segmenter import Segmenter
 from mae.records import write_json
@@ -130,7 +131,7 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
             "input_size": [config.layout.channels, *config.layout.size],
             "fixed_input_size": True,
             "interpolation": "bicubic",
-            "crop_pct": 0.875,
+            "crop_pct": official_crop_share(config.layout.size),
             "mean": mean,
             "std": std,
             "num_classes": classes,

@@ -131,12 +131,14 @@ def _both_sides(size: Any) -> Any:
 
 
 def _from_preprocessing(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    mean, std = preprocessing.get("image_mean"), preprocessing.get("image_std")
     if preprocessing.get("do_normalize") is False:
-        return {}
+        channels = len(mean) if isinstance(mean, list) else 3
+        mean, std = [0.0] * channels, [1.0] * channels
     factor = preprocessing.get("rescale_factor")
     pixel_dtype = "uint16" if factor == 1 / 65535 else None
     return {
-        "mean": preprocessing.get("image_mean"),
-        "std": preprocessing.get("image_std"),
+        "mean": mean,
+        "std": std,
         "pixel_dtype": "float32" if preprocessing.get("do_rescale") is False else pixel_dtype,
     }

@@ -140,10 +140,8 @@ def settle_compilation(
     if asked == "off":
         return _with_compile(prepared, "off"), ""
     with ExitStack() as stack, _rehearsed(prepared, model) as passed:
-        if asked == "auto" and not _is_long(prepared, passed, passes):
-            return _with_compile(prepared, "off"), (
-                "the blocks are not compiled: the passes of this run take too short to win it back"
-            )
+        if asked == "auto" and (why := _why_untried(prepared, passed, passes)):
+            return _with_compile(prepared, "off"), f"the blocks are not compiled: {why}"
         stack.enter_context(compiling(compiled_code()))
         if world.size > 1:  # a pass that fails in one process would leave the others waiting in theirs
             error = _fails_alone(prepared.device)
@@ -162,13 +160,14 @@ def settle_compilation(
     return _with_compile(prepared, "off"), f"{told}; they are not"
 
 
-def _is_long(prepared: RunContext, passed: Callable[[], float], passes: int) -> bool:
-    """Whether so many passes take long enough to try it; the fastest process decides."""
-    if prepared.device.type not in WORTH_TRYING:
-        return False
+def _why_untried(prepared: RunContext, passed: Callable[[], float], passes: int) -> str:
+    """Why `auto` does not try it for so many passes; the fastest process decides. Empty: it does."""
+    if (kind := prepared.device.type) not in WORTH_TRYING:
+        return f"--compile auto does not try it on {kind}; --compile on does"
     # The first pass also readies the device: what it says is believed only where it says that the run is short.
     lefts = (prepared.world.minimum(torch.tensor(passes * passed())).item() for _ in range(2))
-    return all(is_worth_trying(prepared.device, left) for left in lefts)
+    tries = all(is_worth_trying(prepared.device, left) for left in lefts)
+    return "" if tries else "the passes of this run take too short to win it back"
 
 
 @contextmanager
