@@ -80,7 +80,7 @@ def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends
     for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
     assert launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"]) == code
-    assert started == [(2, ("-m", "mae", "pretrain", "photos"))]
+    assert started == [(2, ("-P", "-m", "mae", "pretrain", "photos"))]  # nothing comes from the working folder
 
 
 def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch):

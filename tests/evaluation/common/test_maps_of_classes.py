@@ -1,5 +1,7 @@
 """Classes of pixels from patches, against loops and scikit-learn."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,8 @@ from mae.evaluation.common.dense import (
     voted,
 )
 from mae.evaluation.common.dense_heads import DenseSplit, by_logistic, by_neighbours
+from mae.evaluation.common.segmentation_results import segmentation_result
+from mae.evaluation.common.task import SegmentationTask
 from mae.evaluation.common.verdict import compare_maps
 from mae.evaluation.protocol import THIS_MODEL
 
@@ -191,3 +195,13 @@ def test_an_image_without_a_pixel_that_counts_spoils_no_interval():
     found = compare_maps({THIS_MODEL: torch.cat([ours, empty]), "scratch": torch.cat([ours.flip(2), empty])})
     assert found == compare_maps({THIS_MODEL: ours, "scratch": ours.flip(2)})
     assert found.low <= found.accuracy <= found.high
+
+
+def test_other_weights_stand_in_the_table_and_make_no_verdict():
+    right, half = torch.tensor([[[5, 0], [0, 5]]] * 4), torch.tensor([[[3, 2], [2, 3]]] * 4)
+    matrices = {THIS_MODEL: half, "scratch": half.flip(2), "runs/other": right}
+    options = {"numbers": {}, "note": "", "curve": (), "variant": ""}
+    task = Mock(spec=SegmentationTask, class_names=("a", "b"))
+    result = segmentation_result(task, matrices, {}, others=["runs/other"], **options)
+    assert [difference.baseline for difference in result.verdict.differences] == ["scratch"]
+    assert [row[0] for row in result.rows[:3]] == [THIS_MODEL, "scratch", "runs/other"]

@@ -29,6 +29,7 @@ from mae.interop.exports.roundtrip import READERS, model_outputs
 from mae.interop.imports.open import open_model
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
+from mae.models.preprocess import preprocessing_of
 from mae.models.presets import create_model
 from mae.models.pretrained import PretrainedEncoder
 
@@ -306,3 +307,20 @@ def test_an_export_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     started.send_signal(signal.SIGTERM)
     assert started.wait(timeout=60) == 75
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(("size", "share"), [(16, 0.875), (256, 1.0)])
+def test_timm_is_told_the_crop_that_the_model_is_evaluated_on(size: int, share: float, tmp_path: Path):
+    model = tiny_model(img_size=size, patch_size=size // 2, **STATISTICS).eval()
+    FORMATS["timm"].write(model, tmp_path, None)
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert described["pretrained_cfg"]["crop_pct"] == share == preprocessing_of(model.config).crop_share
+
+
+def test_a_library_is_loaded_without_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file there that is called as a module of the standard library must not be run."""
+    model = tiny_model(img_size=16, **STATISTICS).eval()
+    (tmp_path / "queue.py").write_text("raise RuntimeError('a file of the working folder was imported')")
+    monkeypatch.chdir(tmp_path)
+    export_model(written(tmp_path, model), to="timm", out=tmp_path / "exported")
+    assert (tmp_path / "exported" / "config.json").is_file()

@@ -18,6 +18,7 @@ from tiny import tiny_model
 from torch import Tensor
 
 from mae.errors import MAEError, UsageError
+from mae.interop.imports import sidecar
 from mae.interop.imports.convert import WeightMetadata
 from mae.interop.imports.load import load_external
 from mae.interop.imports.reading import read_external
@@ -369,3 +370,9 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         read_external(Path("/dev/null"))
     with pytest.raises(UsageError, match="holds no weights; expected model.safetensors or pytorch_model.bin"):
         read_external(tmp_path)
+
+
+def test_a_processor_that_does_not_normalise_leaves_values_as_they_are():
+    told = {"do_normalize": False, "image_mean": [0.5] * 4, "image_std": [0.2] * 4, "rescale_factor": 1 / 65535}
+    assert sidecar._from_preprocessing(told) == {"mean": [0.0] * 4, "std": [1.0] * 4, "pixel_dtype": "uint16"}
+    assert sidecar._from_preprocessing({**told, "do_normalize": True})["mean"] == [0.5] * 4
