@@ -37,7 +37,7 @@ def compile_blocks(model: nn.Module, on: bool = True, *, dynamic: bool = False) 
 
 @contextmanager
 def compiling(folder: Path | None) -> Iterator[None]:
-    """Where `compile_blocks` is used: a block that cannot be compiled for a new shape is computed as it is.
+    """Where `compile_blocks` is used: a block that cannot be compiled forward for a new shape is computed as it is.
 
     Args:
         folder: what is compiled is kept there for other processes and runs, unless the environment names another; None:
