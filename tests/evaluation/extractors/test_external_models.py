@@ -10,6 +10,7 @@ import transformers
 from data.pictures import Pictures
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 from mae.data.dataset.images import load_images
@@ -309,3 +310,19 @@ def test_equal_weights_in_another_architecture_are_another_model():
     assert len({weights_digest(model) for model in models}) == 1
     assert len({wrap_timm(model, name="x").identity for model in models}) == 3
     assert wrap_timm(models[0], name="x").identity == wrap_timm(models[0], name="y").identity
+
+
+def test_weights_that_a_checkpoint_lacks_are_not_drawn(tmp_path):
+    PROCESSORS["bilinear"].save_pretrained(tmp_path)
+    model = hf_model("ViT")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    found = open_extractor(f"hf:{tmp_path}", device=CPU)
+    assert list(found.named(BATCH[..., :32, :32])) == ["cls", "mean", PATCHES]  # `pooled` would be of random weights
+    del kept[next(name for name in kept if "layer.0" in name or "layers.0" in name)]
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MAEError, match=r"lacks 1 of the weights of ViTModel, such as .*layers?\.0\."):
+        open_extractor(f"hf:{tmp_path}", device=CPU)

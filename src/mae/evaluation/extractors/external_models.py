@@ -150,20 +150,35 @@ def hf_extractor(path: str, *, device: torch.device) -> Extractor:
 
     Raises:
         UsageError: transformers is not installed, or the model is not one of images.
-        MAEError: it cannot be had.
+        MAEError: it cannot be had, or lacks weights.
     """
     transformers = package("transformers")
     try:
         with torch.random.fork_rng(devices=[]):  # weights that a file lacks are drawn
-            model = transformers.AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False)
+            model, told = transformers.AutoModel.from_pretrained(
+                path, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
         processor = transformers.AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers, the hub and the file raise errors of many kinds
         raise MAEError(f"hf:{path} cannot be loaded: {first_line(error)}") from error
-    return wrap_hf(model.to(device), processor, name=f"hf:{path}")
+    # A checkpoint with a head of its own has no pooler, and mask tokens are of no use here.
+    lacks = sorted(name for name in told["missing_keys"] if not name.endswith("mask_token"))
+    if beside := [name for name in lacks if "pooler" not in name]:
+        raise MAEError(
+            f"hf:{path} lacks {len(beside)} of the weights of {type(model).__name__}, such as {beside[0]}: random ones "
+            "would stand for them; give a whole checkpoint"
+        )
+    return wrap_hf(model.to(device), processor, name=f"hf:{path}", pools=not lacks)
 
 
-def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
+def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Extractor:
     """A Hugging Face model that is loaded already, with its image processor; see `hf_extractor`.
+
+    Args:
+        model: it.
+        processor: its image processor.
+        name: what the user calls it.
+        pools: whether the pooled output, where it has one, is of weights that were loaded.
 
     Raises:
         UsageError: the model is not one of images.
@@ -185,7 +200,7 @@ def wrap_hf(model: Any, processor: Any, *, name: str) -> Extractor:
 
     def encode(images: Tensor) -> Mapping[str, Tensor]:
         output = run(images)
-        pooled = getattr(output, "pooler_output", None)
+        pooled = getattr(output, "pooler_output", None) if pools else None
         named = {} if pooled is None else {"pooled": pooled.flatten(1)}
         tokens = output.last_hidden_state
         if tokens.ndim == 4:
