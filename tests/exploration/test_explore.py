@@ -192,7 +192,7 @@ def test_wrong_requests_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("--data", "images", "--list", "odd.txt"): "expected a name that ends in .csv",
         ("--data", "images", "--list", "there.csv"): "exists and is not overwritten",
         ("--data", "images", "--pictures", "full"): "is not an empty folder",
-        ("--data", "imagse"): "did you mean images",
+        ("--data", "imagse"): "did you mean 'images'",
     }
     for options, message in wrong.items():
         assert main(["explore", model, *options]) == 2, options

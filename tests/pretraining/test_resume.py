@@ -42,6 +42,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 def test_resuming_where_no_checkpoint_was_yet_starts_over(finished: Path, tmp_path: Path):
     cut = shutil.copytree(finished, tmp_path / "cut")
     shutil.rmtree(cut / "checkpoints")
+    (cut / "ended.json").unlink()  # a killed run has none
     mae.pretrain(out=cut, resume=True, quiet=True)
     assert_same_end(finished, cut)
 

@@ -251,7 +251,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_them_agai
     whole = mae.pretrain("builtin:digits", **asked)
     expected = whole.load_model().state_dict()
     shutil.rmtree(out / "checkpoints")
-    (out / "metrics.jsonl").unlink()
+    for name in ("metrics.jsonl", "ended.json"):
+        (out / name).unlink()
     mae.pretrain(out=out, resume=True, quiet=True)
     found = mae.load(out).state_dict()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
