@@ -13,7 +13,7 @@ def answer_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is carried out, and not started; `tests/interop/exports/test_export.py` starts it."""
 
     def run(command: list[str], **given: Any) -> SimpleNamespace:
-        assert command[1:3] == ["-m", answer.__name__]
-        return SimpleNamespace(returncode=answer.main(command[3:]), stderr="")
+        assert command[1:4] == ["-P", "-m", answer.__name__]
+        return SimpleNamespace(returncode=answer.main(command[4:]), stderr="")
 
     monkeypatch.setattr(export, "subprocess", SimpleNamespace(run=run))

@@ -146,7 +146,7 @@ def test_processes_are_handed_urls_in_their_environment(monkeypatch):
     monkeypatch.setenv(VARIABLE, "http://a:b@c/d")
     words = ["pretrain", concealed("https://u:p@h/pk?q"), concealed("--monitor=https://u:p@h/mon")]
     assert launch(2, device="cpu", command=words) == 0
-    assert given["words"] == ("-m", "mae", "pretrain", "https://h/pk", "--monitor=https://h/mon")
+    assert given["words"] == ("-P", "-m", "mae", "pretrain", "https://h/pk", "--monitor=https://h/mon")
     assert given["variable"].split() == ["http://a:b@c/d", "https://u:p@h/pk?q", "https://u:p@h/mon"]
     assert handed_on() == {VARIABLE: given["variable"]}
 
