@@ -67,10 +67,15 @@ class PixelClasses:
     def shown(self, values: Collection[int]) -> str:
         """Some values as a user knows them."""
         some = sorted(values)[:_SHOWN]
-        texts = ["{} {} {}".format(*value.to_bytes(3, "big")) if self.coloured else str(value) for value in some]
+        texts = [_text_of(value, coloured=self.coloured) for value in some]
         more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
         kind = "colour" if self.coloured else "number"
         return f"the {kind}{'s' if len(values) > 1 else ''} {', '.join(texts)}{more}"
+
+
+def _text_of(value: int, *, coloured: bool) -> str:
+    """A number, or a colour's red, green and blue."""
+    return "{} {} {}".format(*value.to_bytes(3, "big")) if coloured else str(value)
 
 
 def packed(colours: UInt8[np.ndarray, "H W 3"]) -> np.ndarray:
@@ -122,10 +127,9 @@ def _check_different(values: Mapping[str, int], *, coloured: bool, name: str) ->
     labels: dict[int, str] = {}
     for label, value in values.items():
         if (other := labels.setdefault(value, label)) != label:
-            shown = "{} {} {}".format(*value.to_bytes(3, "big")) if coloured else str(value)
             raise UsageError(
-                f"{name}: classes.txt gives {shown} to {other!r} and to {label!r}; give each class "
-                f"{'a colour' if coloured else 'a number'} of its own"
+                f"{name}: classes.txt gives {_text_of(value, coloured=coloured)} to {other!r} and to {label!r}; give "
+                f"each class {'a colour' if coloured else 'a number'} of its own"
             )
 
 

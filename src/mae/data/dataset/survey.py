@@ -1,7 +1,7 @@
 """What the headers of some files say: the format that all images get, and what of the files is not read."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -32,15 +32,16 @@ class Survey:
     def pixel_dtype(self) -> PixelDtype:
         """The widest type of the files; of integers and raw floats, which do not mix, what most of them hold."""
         floats = 2 * sum(info.dtype == _FLOAT32 for info in self.infos) > len(self.infos)
-        return self._widest([info.dtype for info in self.infos if (info.dtype == _FLOAT32) is floats])
+        return _widest(info.dtype for info in self.infos if (info.dtype == _FLOAT32) is floats)
 
     @property
     def widest_dtype(self) -> PixelDtype:
         """The widest type of the files, for a model to whose unit all are converted."""
-        return self._widest([info.dtype for info in self.infos])
+        return _widest(info.dtype for info in self.infos)
 
-    def _widest(self, dtypes: list[np.dtype]) -> PixelDtype:
-        return _NAMES[max(map(_SIZE_RANK.index, dtypes))]
+
+def _widest(dtypes: Iterable[np.dtype]) -> PixelDtype:
+    return _NAMES[max(map(_SIZE_RANK.index, dtypes))]
 
 
 def survey_headers(reader: ImageReader) -> Survey:

@@ -99,7 +99,7 @@ class SupervisedPlan:
         """
         if self.min_rate > self.rate:
             raise UsageError(f"min_lr is {self.min_rate:g}, above the peak rate of {self.rate:.3g}; give a lower one")
-        if self.warmup_epochs and self.warmup_epochs >= self.epochs:
+        if self.warmup_epochs >= self.epochs:
             raise UsageError(
                 f"the warm-up (warmup_epochs) is {self.warmup_epochs:g} epochs, but the whole training has "
                 f"{self.epochs:g}; give a shorter one"
