@@ -21,7 +21,7 @@ from latency import show_ways
 
 from mae.bench.report import machine, script_parser, write_figures
 from mae.bench.timing import time_interleaved, timed
-from mae.layers.compiled import compile_blocks, compiling, failing_aloud
+from mae.layers.compiled import compile_blocks, compiling, suppressed_errors
 from mae.pretraining.build import fresh_model, make_trainer
 from mae.pretraining.resolve import prepare_run
 from mae.recipes import recipe_config
@@ -65,7 +65,7 @@ def stepping(trainer: Trainer) -> Callable[[], None]:
 def main() -> None:
     args = parser().parse_args()
     device = choose_device(args.device)
-    with TemporaryDirectory(prefix="mae-graphs-") as aside, compiling(None), failing_aloud():
+    with TemporaryDirectory(prefix="mae-graphs-") as aside, compiling(None), suppressed_errors() as errors:
         config = recipe_config(args.recipe).override(
             {
                 "source": "builtin:photos", "model": args.model, "img_size": args.img_size, "workers": 0,
@@ -84,6 +84,8 @@ def main() -> None:
                 way = " ".join(["compiled" if compiled else "plain", *(["as CUDA graphs"] if graphs else [])])
                 ways[way] = lambda some=some: timed(some, device) / STEPS
         seconds = time_interleaved(ways, seconds=args.seconds)
+    if errors:
+        raise SystemExit(f"the blocks cannot be compiled here ({errors[0]}); what was timed says nothing")
     show_ways(f"A step of {args.model}, batches of {args.batch_size}, {args.recipe}", seconds, beside="plain")
     write_figures(args.out, {"machine": machine(device), "model": args.model, "seconds": seconds})
 

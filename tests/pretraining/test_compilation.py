@@ -1,6 +1,7 @@
 """Blocks that are compiled: what is decided, told and remembered, and that a run's results do not depend on it."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +13,8 @@ import pytest
 import torch
 from compiler import run_compiled
 from light import little_measuring
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 import mae
 from mae.config import RunConfig
@@ -70,6 +73,47 @@ def test_each_run_of_a_process_has_room_for_its_codes(monkeypatch: pytest.Monkey
         with compiling(None):
             applied(torch.nn.Linear(width, 3), torch.rand(2, width))
     assert len(seen) == 10
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Callable[..., Any]]]:
+    """Blocks compiled by what fails for sequences longer than 4: forward, or for the backward pass alone."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+    def leave(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return make_boxed_func(graph.forward)
+
+    def fail(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if any(each.ndim == 3 and each.shape[1] > 4 for each in inputs if isinstance(each, torch.Tensor)):
+            raise RuntimeError("no compiler found\nand pages of it")
+        return make_boxed_func(graph.forward)
+
+    def blocks(where: str) -> Callable[..., Any]:
+        by = {"forward": aot_autograd(fw_compiler=fail), "backward": aot_autograd(fw_compiler=leave, bw_compiler=fail)}
+        return torch.compile(apply_block, dynamic=False, backend=by[where])
+
+    torch._dynamo.reset()
+    yield blocks
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_later_shape_that_cannot_be_compiled_is_computed_as_it_is(
+    failing: Callable[..., Callable[..., Any]], where: str, caplog: pytest.LogCaptureFixture
+):
+    applied, block = failing(where), torch.nn.Linear(3, 3)
+    with compiling(None):
+        for length in (4, 5, 4, 6):
+            tokens = torch.rand(2, length, 3)
+            gradients = []
+            for apply in (applied, apply_block):
+                block.zero_grad()
+                apply(block, tokens).square().sum().backward()
+                gradients.append(block.weight.grad)
+            torch.testing.assert_close(*gradients)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    said = "a block cannot be compiled for a new shape, and is computed as it is (RuntimeError: no compiler found)"
+    assert told == [said] * 2 and "Traceback" not in caplog.text
 
 
 def decided(run: mae.PretrainResult) -> str:
@@ -157,20 +201,21 @@ def test_what_was_decided_is_remembered(pretrain: Run, counted: list[Any], monke
     assert not counted
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_compiler_that_fails_ends_no_run(
     pretrain: Run,
-    counted: list[Any],
+    failing: Callable[..., Callable[..., Any]],
+    where: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ):
-    def broken(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        raise RuntimeError("no compiler found\nand pages of it")
-
-    monkeypatch.setattr(codes, "_compiled", lambda dynamic: torch.compile(apply_block, backend=broken))
+    monkeypatch.setattr(codes, "_compiled", lambda dynamic: failing(where))
     plain, run = pretrain("plain", compile="off"), pretrain("on", compile="on", quiet=False)
     assert decided(run) == "off"
-    told = " ".join(capsys.readouterr().out.split())
+    captured = capsys.readouterr()
+    told = " ".join(captured.out.split())
+    assert not captured.err
     assert (said := "the blocks cannot be compiled here (RuntimeError: no compiler found); they are not") in told
     pretrain("quiet", compile="on")
     assert said in caplog.text

@@ -16,6 +16,8 @@ from typing import Any
 import kills  # of benchmarks
 import torch
 from kills import BATCH, Case
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mae
@@ -154,12 +156,17 @@ def broken_step() -> None:
 
 
 def no_compiler() -> None:
-    """One process of the two cannot compile anything."""
+    """One process of the two cannot compile the backward pass of another kind of blocks than the first."""
 
     def broken(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        raise RuntimeError("no compiler found")
+        found.append(graph)
+        if len(found) > 1:
+            raise RuntimeError("no compiler found")
+        return make_boxed_func(graph.forward)
 
-    backend = broken if os.environ["RANK"] == "1" else "aot_eager"
+    found: list[torch.fx.GraphModule] = []
+    half = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=broken)
+    backend = half if os.environ["RANK"] == "1" else "aot_eager"
     compiled._compiled = lambda dynamic: torch.compile(apply_block, dynamic=dynamic, backend=backend)  # type: ignore[assignment]
 
 

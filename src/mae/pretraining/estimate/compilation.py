@@ -11,8 +11,7 @@ import torch
 
 from mae.data.remote.cache import user_cache
 from mae.errors import UsageError
-from mae.layers.compiled import compile_blocks, compiling, failing_aloud
-from mae.layers.transformer import make_blocks
+from mae.layers.compiled import compile_blocks, compiling, first_line, suppressed_errors
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.estimate.profile import TrialStep, first_crops, lowest_and_mean_ratio
 from mae.pretraining.resolve import RunContext
@@ -40,13 +39,13 @@ class CompileTrial:
         seconds: of the fastest pass as it is.
         compiled: seconds of the fastest that is compiled; infinite where that failed.
         compilation: seconds that the compilation took.
-        error: why it failed; empty where it did not.
+        failed: where it failed, and why if that was here; empty where it did not.
     """
 
     seconds: float
     compiled: float = inf
     compilation: float = 0.0
-    error: str = ""
+    failed: str = ""
 
     @property
     def gain(self) -> float:
@@ -55,8 +54,8 @@ class CompileTrial:
 
     def told(self) -> str:
         """What came of it, in a sentence."""
-        if self.error:
-            return f"the blocks cannot be compiled here ({self.error})"
+        if self.failed:
+            return f"the blocks cannot be compiled {self.failed}"
         return f"compiled in {duration(self.compilation)}, the blocks' passes are {self.gain:.2f} times as fast"
 
 
@@ -75,7 +74,8 @@ def try_compilation(
 ) -> CompileTrial:
     """Compile the blocks, which they stay unless it fails, and time passes; used inside `compiling`.
 
-    The fastest pass of each kind counts: whatever else the machine does only adds.
+    The fastest pass of each kind counts: whatever else the machine does only adds. A process in which the compiler
+    fails still does the pass, as it is, so that none waits for it in an exchange.
 
     Args:
         model: whose blocks are compiled.
@@ -88,13 +88,10 @@ def try_compilation(
     least, most = _TURNS
     turns = min(max(least, ceil(_SECONDS / (2 * world.minimum(torch.tensor(plain[0])).item()))), most)
     compiled: list[float] = []
-    try:
-        with failing_aloud():
-            compile_blocks(model, dynamic=dynamic)
-            compilation = passed()
-    except Exception as error:  # whatever a compiler raises: the run can do without it
+    compilation, error = _compiled_pass(model, passed, dynamic=dynamic)
+    if not world.minimum(torch.tensor(float(not error))).item():
         compile_blocks(model, on=False)
-        return CompileTrial(seconds=plain[0], error=_first_line(error))
+        return CompileTrial(seconds=plain[0], failed=f"here ({error})" if error else "in another process")
     for _ in range(turns):
         compile_blocks(model, on=False)
         plain.append(passed())
@@ -103,16 +100,15 @@ def try_compilation(
     return CompileTrial(seconds=min(plain), compiled=min(compiled), compilation=compilation)
 
 
-def _fails_alone(device: torch.device) -> str:
-    """Why not even a small block can be compiled in this process, which waits for no other meanwhile; empty: it can."""
-    block = make_blocks(dim=8, depth=1, num_heads=1, mlp_ratio=1.0).to(device)
-    compile_blocks(block)
-    try:
-        with failing_aloud():
-            block(torch.rand(2, 4, 8, device=device)).sum().backward()
-    except Exception as error:  # whatever a compiler raises
-        return _first_line(error)
-    return ""
+def _compiled_pass(model: MaskedAutoencoder, passed: Callable[[], float], *, dynamic: bool) -> tuple[float, str]:
+    """Seconds of the first pass with compiled blocks, and what failed of it; empty: nothing."""
+    compile_blocks(model, dynamic=dynamic)
+    with suppressed_errors() as errors:
+        try:
+            seconds = passed()
+        except Exception as error:  # compiled code that does not run: the run can do without it
+            return 0.0, first_line(error)
+    return seconds, next(iter(errors), "")
 
 
 def settle_compilation(
@@ -143,20 +139,13 @@ def settle_compilation(
         if asked == "auto" and (why := _why_untried(prepared, passed, passes)):
             return _with_compile(prepared, "off"), f"the blocks are not compiled: {why}"
         stack.enter_context(compiling(compiled_code()))
-        if world.size > 1:  # a pass that fails in one process would leave the others waiting in theirs
-            error = _fails_alone(prepared.device)
-            if not world.minimum(torch.tensor(float(not error))).item():
-                where = f"here ({error})" if error else "in another process"
-                return _with_compile(prepared, "off"), f"the blocks cannot be compiled {where}; they are not"
         trial = try_compilation(model, passed, world, dynamic=prepared.mask_schedule.kind != "const")
-        found = torch.tensor([float(not trial.error), float(pays(trial))])
-        works, faster = (world.minimum(found) > 0).tolist()
-        if works and (faster or asked == "on"):
+        faster = world.minimum(torch.tensor(float(pays(trial)))).item() > 0
+        if faster or (asked == "on" and not trial.failed):
             held.enter_context(stack.pop_all())
             return _with_compile(prepared, "on"), trial.told()
         compile_blocks(model, on=False)
-        elsewhere = not trial.error and (asked == "on" or pays(trial))
-        told = f"{trial.told()}, but not in another process" if elsewhere else trial.told()
+        told = f"{trial.told()}, but not in another process" if pays(trial) else trial.told()
     return _with_compile(prepared, "off"), f"{told}; they are not"
 
 
@@ -191,13 +180,6 @@ def _rehearsed(prepared: RunContext, model: MaskedAutoencoder) -> Iterator[Calla
 
 def _with_compile(prepared: RunContext, value: str) -> RunContext:
     return replace(prepared, config=prepared.config.override({"compile": value}))
-
-
-def _first_line(error: Exception) -> str:
-    """What a compiler says, without the pages behind it."""
-    inner = getattr(error, "inner_exception", error)  # of what PyTorch wraps around it
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return ": ".join([type(inner).__name__, *lines[:1]])
 
 
 def compiled_code() -> Path | None:
