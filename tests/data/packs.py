@@ -33,7 +33,7 @@ def some_images(count: int = 10) -> dict[str, bytes]:
     return {f"{('cat', 'dog')[number % 2]}/{number:02d}.jpg": jpeg(seed=number) for number in range(count)}
 
 
-def packed(folder: Path, source: Path, **options: object) -> PackResult:
+def packed(folder: Path, source: Path | str, **options: object) -> PackResult:
     """A pack in this process, its shards of three images."""
     return pack(source, folder, **({"per_shard": 3, "workers": 1} | options))
 

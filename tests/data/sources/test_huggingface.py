@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from data.packs import packed
 from data.pictures import encoded, loaded, noise, png, probed
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
@@ -100,13 +101,27 @@ def test_splits_are_parts_as_folders_are(tmp_path):
 def test_classes_are_those_of_the_column(tmp_path):
     spec = two_splits(tmp_path)
     data = open_labelled(spec, data_root=tmp_path)
-    assert data.class_names == ("TV_monitor", "cat")
+    assert data.class_names == ("TV/monitor", "cat")
     assert data.train.labels.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0]
     assert (len(data.test.source), data.test.labels.tolist()) == (7, [1, 1, 1, 0, 0, 0, 1])
     one = open_labelled(f"{spec}:train", data_root=tmp_path)  # a fifth of each class is held out
     assert (len(one.train.source), len(one.test.source)) == (10, 2)
     two = open_labelled(f"{spec}:train", data_root=tmp_path, test=f"{spec}:test")
     assert torch.equal(two.test.labels, data.test.labels) and len(two.train.source) == 12
+
+
+@pytest.mark.parametrize("names", [["a/b", "a_b"], ["train", "test"], ["a/b", "a/c"]])
+def test_classes_are_kept_apart_whatever_their_names(tmp_path, names):
+    rows = {"image": [{"bytes": data, "path": None} for data in pictures(6)], "label": [0, 1, 0, 1, 0, 1]}
+    found = Dataset.from_dict(rows, features=Features({"image": IMAGE, "label": ClassLabel(names=names)}))
+    spec = saved(tmp_path / "saved", DatasetDict(train=found, test=found))
+    packed(tmp_path / "pack", spec)
+    for each in (open_labelled(f"{spec}:train", data_root=tmp_path), open_labelled(spec, data_root=tmp_path)):
+        assert each.class_names == tuple(sorted(names))
+        assert set(each.train.labels.tolist()) == set(each.test.labels.tolist()) == {0, 1}
+    again = open_labelled(str(tmp_path / "pack"), data_root=tmp_path)
+    assert again.class_names == tuple(sorted(name.replace("/", "%2F") for name in names))
+    assert sorted(again.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 def test_rows_without_a_class_are_told(tmp_path):

@@ -11,12 +11,15 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from light import few_looks, without_pictures
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 from torch import nn
+from transformers import AutoImageProcessor
 
 import mae
 from mae.cli import main
@@ -27,6 +30,7 @@ from mae.interop.exports.export import TOLERANCE, export_model
 from mae.interop.exports.formats import FORMATS, OFFICIAL_FILE
 from mae.interop.exports.roundtrip import READERS, model_outputs
 from mae.interop.imports.open import open_model
+from mae.modalities.images.crop import central_crop
 from mae.models.file import model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
 from mae.models.preprocess import preprocessing_of
@@ -79,6 +83,26 @@ def test_each_form_answers_as_the_model_or_refuses_it(size: str, form: str, tmp_
     assert set(theirs) == compared.get(form, set(ours) - ({"mean", "cls"} if form == "hf-vitmae" else set()))
     for name, answer in theirs.items():
         assert export._difference(answer, ours[name]) < TOLERANCE, name
+
+
+def test_the_processor_of_hf_vit_makes_the_images_that_features_are_computed_of(tmp_path: Path) -> None:
+    model = tiny_model(**SQUARE).eval()
+    FORMATS["hf-vit"].write(model, tmp_path, None)
+    pixels = smooth(40, 80)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path)(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    mean, std = (torch.tensor(STATISTICS[name])[:, None, None] for name in ("mean", "std"))
+    ours, squeezed = (
+        (central_crop(torch.from_numpy(pixels).movedim(-1, 0), (16, 16), share) / 255 - mean) / std
+        for share in (0.875, None)
+    )
+    assert (theirs[0] - ours).abs().max() < 2 / 255 / 0.4  # rounding; 36 columns are left to cut evenly
+    assert (theirs[0] - squeezed).abs().max() > 0.1
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    """An image that hardly differs from pixel to pixel, `[h, w, 3]`."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 6, columns * 3, rows * 2 + columns], axis=-1).astype(np.uint8)
 
 
 COMPONENTS: dict[str, tuple[dict[str, Any], str, str]] = {

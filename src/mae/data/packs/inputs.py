@@ -158,7 +158,7 @@ def _tiff_info(data: bytes, name: str) -> ImageInfo | None:
 def _keys(source: Source) -> Iterator[str]:
     if not isinstance(source, Files):
         return (f"{number:09d}" for number in range(len(source)))
-    folders = directories_of(source)
+    folders = ([part.replace("/", "%2F") for part in above] for above in directories_of(source))  # a class's name may
     return (
         _key("/".join([*above, name.rsplit("/", 1)[-1]])) for above, name in zip(folders, source.names, strict=True)
     )

@@ -86,10 +86,18 @@ class RowSource(Source):
     @cached_property
     def names(self) -> Names:
         """Like paths of files: split, class where there are classes, and number."""
-        classes = self.table.classes()
-        texts = ("" for _ in self.rows) if classes is None else (classes[row] for row in self.rows)
         places = map(self._place, range(len(self)))
-        return Names(_path(place, each) for place, each in zip(places, texts, strict=True))
+        return Names(_path(place, each) for place, each in zip(places, self._classes(), strict=True))
+
+    def directories(self) -> list[list[str]]:
+        """Split and class of each row, as they are; neither of them where it has no name."""
+        splits = (self.splits[number][0] for number in self._split_of(self.rows))
+        return [[each for each in pair if each] for pair in zip(splits, self._classes(), strict=True)]
+
+    def _classes(self) -> Sequence[str]:
+        """The class of each row, "" for none."""
+        classes = self.table.classes()
+        return [""] * len(self) if classes is None else [classes[row] for row in self.rows]
 
     @cached_property
     def _starts(self) -> np.ndarray:

@@ -222,6 +222,8 @@ def directories_of(source: Files) -> list[list[str]]:
     Raises:
         UsageError: a class that cannot be read.
     """
+    if isinstance(source, RowSource):
+        return source.directories()
     directories = _folders_of(source)
     classes = source.classes() if isinstance(source, TarSource) else None
     if classes is None:
@@ -265,7 +267,7 @@ def _training_split(source: Files) -> Source:
 def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
     """Numbers and classes of the files below the top folders `tops`, or of all files where these do not exist."""
     directories = directories_of(source)
-    inside = _within(directories, tops)
+    inside = _inside(source, tops)  # of files: a class that a source records may have the name of a split
     if inside.any():
         directories = [above[1:] for above in directories]
     used = np.flatnonzero(inside) if inside.any() else np.arange(len(source))

@@ -181,12 +181,28 @@ def _hf_config(config: MethodConfig) -> dict[str, Any]:
     }
 
 
-def _write_preprocessing(config: MethodConfig, folder: Path) -> None:
+def _write_preprocessing(config: MethodConfig, folder: Path, *, evaluated: bool = False) -> None:
+    """Write transformers' description of the images a model is given.
+
+    Args:
+        config: the model's.
+        folder: of the export.
+        evaluated: describe the central crop that features are computed of, where it is square, for which transformers
+            has a processor; otherwise images take the size's shape.
+    """
     mean, std = _statistics(config)
+    height, width = config.layout.size
+    cropped = {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": int(height / official_crop_share(config.layout.size))},
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "do_convert_rgb": config.layout.channels == 3,
+    }
+    squeezed = {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
     described = {
-        "image_processor_type": "ViTImageProcessor",
+        **(cropped if evaluated and height == width else squeezed),
         "do_resize": True,
-        "size": {"height": config.layout.size[0], "width": config.layout.size[1]},
         "resample": _BICUBIC,
         "do_rescale": config.tokenizer.pixel_dtype != "float32",
         "rescale_factor": 1 / 65535 if config.tokenizer.pixel_dtype == "uint16" else 1 / 255,
@@ -208,7 +224,7 @@ def write_hf_vit(model: PretrainedEncoder, folder: Path, licence: str | None) ->
     tensors = hf_tensors(official_tensors(_without_decoder(model)), prefix="")
     save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     write_json(folder / "config.json", {"architectures": ["ViTModel"], "model_type": "vit", **_hf_config(config)})
-    _write_preprocessing(config, folder)
+    _write_preprocessing(config, folder, evaluated=True)
 
 
 def check_hf_vitmae(model: PretrainedEncoder) -> None:
