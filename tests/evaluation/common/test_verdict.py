@@ -46,6 +46,19 @@ def test_intervals_are_those_of_scipys_paired_bootstrap():
     assert verdict.accuracy == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("images", [1, 5, 6, 50])
+def test_images_that_all_say_the_same_leave_an_interval(images: int):
+    labels, counted = torch.zeros(images, dtype=torch.long), torch.ones(images, dtype=torch.bool)
+    verdict = compare({THIS_MODEL: labels, "pixels": labels + 1, "scratch": labels}, labels, counted=counted)
+    assert verdict is not None
+    exact = stats.binomtest(images, images).proportion_ci(method="exact")
+    assert (verdict.low, verdict.high) == pytest.approx((exact.low, 1.0))
+    pixels, scratch = verdict.differences
+    # As the sign test at 5 %, which needs six images.
+    assert (pixels.answer == "better") == (stats.binomtest(images, images).pvalue < 0.05) == (images >= 6)
+    assert pixels.high == 1 and (scratch.low, scratch.high) == pytest.approx((exact.low - 1, 1 - exact.low))
+
+
 def test_better_than_all():
     verdict = compared(180, pixels=120, random=100)
     assert verdict.answer == "better"

@@ -141,11 +141,11 @@ def compare(
         return None
     right = {name: (classes == labels)[counted].int() for name, classes in predicted.items()}
     ours = right[THIS_MODEL]
-    low, high = _interval(ours)
+    low, high = _interval(ours, lowest=0)
     differences = []
     for name, theirs in right.items():
         if name != THIS_MODEL:
-            lower, upper = _interval(ours - theirs)
+            lower, upper = _interval(ours - theirs, lowest=-1)
             share = float((ours - theirs).double().mean())
             differences.append(Difference(baseline=name, share=share, low=lower, high=upper))
     return Verdict(
@@ -179,9 +179,9 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
     differences = []
     for who, theirs in scores.items():
         if who != THIS_MODEL:
-            lower, upper = _ends_of((ours[1:] - theirs[1:]).numpy())
+            lower, upper = _ends_of((ours[1:] - theirs[1:]).numpy(), count=count, lowest=-1)
             differences.append(Difference(baseline=who, share=float(ours[0] - theirs[0]), low=lower, high=upper))
-    low, high = _ends_of(ours[1:].numpy())
+    low, high = _ends_of(ours[1:].numpy(), count=count, lowest=0)
     return Verdict(
         accuracy=float(ours[0]),
         low=low,
@@ -222,17 +222,25 @@ def compare_seeds(
     )
 
 
-def _ends_of(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(values, _LEVELS)
-    return float(low), float(high)
+def _ends_of(resampled: np.ndarray, *, count: int, lowest: float) -> tuple[float, float]:
+    """The 95 % percentile interval of means of so many images, whose values are from `lowest` to 1.
+
+    Images that all say the same resample to the same: there other values have the largest share that Clopper and
+    Pearson's exact interval allows what was never seen.
+    """
+    low, high = map(float, np.quantile(resampled, _LEVELS))
+    if low < high:
+        return low, high
+    unseen = 1 - _LEVELS[0] ** (1 / count)
+    return low - unseen * (low - lowest), high + unseen * (1 - high)
 
 
-def _interval(values: Tensor) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of values of -1, 0 and 1, by bootstrap."""
+def _interval(values: Tensor, *, lowest: float) -> tuple[float, float]:
+    """The 95 % interval of the mean of values of -1, 0 and 1, by bootstrap."""
     counts = torch.stack([(values == value).sum() for value in (-1, 0, 1)]).numpy()
     total = int(counts.sum())
     draws = np.random.default_rng(0).multinomial(total, counts / total, size=_RESAMPLES)
-    return _ends_of((draws[:, 2] - draws[:, 0]) / total)
+    return _ends_of((draws[:, 2] - draws[:, 0]) / total, count=total, lowest=lowest)
 
 
 def _ends(difference: Difference) -> str:
