@@ -286,14 +286,20 @@ class Evaluator:
         )
 
     def _section(self, protocol: EvaluationProtocol, verdicts: dict[str, Verdict]) -> Section:
-        """A protocol's part of the page, and its verdict; where it does not apply to the model, the reason."""
+        """A protocol's part of the page, and its verdict; where it does not apply to model or images, the reason."""
         if reason := protocol.why_not(self.extractor):
-            self._print(f"{protocol.title}: left out, {reason}.")
-            return Section(title=protocol.title, text=f"Left out: {reason}.")
-        result, record, verdict = self._run(protocol)
+            return self._left_out(protocol, reason)
+        try:
+            result, record, verdict = self._run(protocol)
+        except UsageError as error:  # such as too few images for this one
+            return self._left_out(protocol, str(error))
         if verdict is not None:
             verdicts[protocol.title] = verdict
         return self._section_of(protocol, result, record, verdict)
+
+    def _left_out(self, protocol: EvaluationProtocol, reason: str) -> Section:
+        self._print(f"{protocol.title}: left out, {reason}.")
+        return Section(title=protocol.title, text=f"Left out: {reason}.")
 
     def _section_of(
         self, protocol: EvaluationProtocol, result: ProtocolResult, record: Evaluation, verdict: Verdict | None

@@ -110,6 +110,22 @@ def test_new_protocol_needs_only_its_place_in_the_list(photos: Path, monkeypatch
     assert "<h2>Std of features</h2>" in Path("all/evaluation/index.html").read_text()
 
 
+def test_all_leaves_out_what_too_few_images_cannot_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for number, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
+        folder = tmp_path / "few" / place
+        folder.mkdir(parents=True)
+        (folder / "1.png").write_bytes(png(12, 12, number))
+    model = small_model(in_chans=3, mean=(0.5,) * 3, std=(0.25,) * 3)
+    mae.save(model, tmp_path / "model.safetensors")
+    words = [str(tmp_path / "model.safetensors"), "--data", str(tmp_path / "few"), "--device", "cpu"]
+    assert main(["evaluate", "all", *words, "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "left out, no class has two samples, so none can be held out; give more training samples." in said
+    text = (tmp_path / "out/evaluation/index.html").read_text()
+    assert text.count("Left out: no class has two samples") == said.count("left out, no class has two samples") >= 1
+    assert record(tmp_path / "out", "knn")["result"]
+
+
 @dataclass(frozen=True)
 class Gradients(Target):
     """A target that is no picture."""
