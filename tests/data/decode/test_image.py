@@ -6,6 +6,7 @@ import tracemalloc
 import warnings
 import zlib
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -109,11 +110,13 @@ def test_orientation_of_sixteen_bit_colour_tiff():
 
 
 @pytest.mark.parametrize("planar", ["contig", "separate"])
-@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
 def test_thirteen_bands_of_sixteen_bits(planar, compression):
     bands = np.random.default_rng(0).integers(0, 65536, (7, 11, 13), dtype=np.uint16)
     stored = bands if planar == "contig" else np.moveaxis(bands, 2, 0)
-    found = checked(tiff(stored, photometric="minisblack", planarconfig=planar, compression=compression))
+    predicted = compression is not None  # as GDAL's, differences from pixel to pixel
+    written = {"planarconfig": planar, "compression": compression, "predictor": predicted}
+    found = checked(tiff(stored, photometric="minisblack", **written))
     assert found.dtype == UINT16 and np.array_equal(found, bands)
 
 
@@ -307,9 +310,12 @@ def test_limits_name_the_side_the_pixels_and_the_bytes(monkeypatch):
         decode(bands, name="long.tif")
 
 
-def test_strip_is_inflated_only_as_far_as_it_has_room():
+@pytest.mark.parametrize("compression", ["deflate", "LZW"])
+def test_strip_is_inflated_only_as_far_as_it_has_room(compression):
     """All 64 strips are the same bytes, each of which would grow to 40 MB."""
-    data = forge.strip_tiff(64, 64, forge.zeros(40 << 20, value=7), bits=8)
+    lzw = compression == "LZW"
+    strip = imagecodecs.lzw_encode(b"\7" * (40 << 20)) if lzw else forge.zeros(40 << 20, value=7)
+    data = forge.strip_tiff(64, 64, strip, bits=8, compression=5 if lzw else 8)
     tracemalloc.start()
     pixels = checked(data)
     peak = tracemalloc.get_traced_memory()[1]
@@ -324,6 +330,14 @@ def test_deflated_strip_that_ends_early_is_refused():
         decode(forge.strip_tiff(2, 3, whole[:-2]), name="a.tif")
     with pytest.raises(UnreadableImage, match="a.tif.*incorrect data check"):
         decode(forge.strip_tiff(2, 3, whole[:-1] + b"!"), name="a.tif")
+
+
+def test_lzw_strip_that_ends_early_or_is_damaged_is_refused():
+    whole = imagecodecs.lzw_encode(bytes(range(20)))
+    assert checked(forge.strip_tiff(2, 3, whole, compression=5)).shape == (3, 2, 5)
+    for strip in (whole[:-2], whole[:4], whole[:5] + b"\xff" + whole[6:]):
+        with pytest.raises(UnreadableImage, match="a.tif is not a whole TIFF image"):
+            decode(forge.strip_tiff(2, 3, strip, compression=5), name="a.tif")
 
 
 def test_packbits_of_what_pillow_cannot_read_is_refused_with_the_remedy():
