@@ -250,6 +250,7 @@ PROCESSORS = {
     "bilinear": transformers.ViTImageProcessor(size={"height": 32, "width": 32}),
     "bicubic": transformers.ViTImageProcessor(size={"height": 32, "width": 32}, resample=3, image_mean=[0.1, 0.2, 0.3]),
     "plain": transformers.ViTImageProcessor(size={"height": 32, "width": 32}, do_normalize=False),
+    "to two": transformers.ViTImageProcessor(size={"height": 32, "width": 32}, rescale_factor=1 / 127.5),
     "centre": transformers.BitImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}),
     "share": transformers.ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.8),
     "whole": transformers.ConvNextImageProcessor(size={"shortest_edge": 384}, crop_pct=0.8),

@@ -253,6 +253,14 @@ def test_pictures_belong_to_their_names(photos, model, tmp_path, drawn):
     assert told["neighbours"].shape == (1, 2, 3, 8, 8) and not torch.equal(told["queries"][0], told["neighbours"][0, 1])
 
 
+def test_fewer_neighbours_than_asked_for_are_told(photos, model, tmp_path, drawn, capsys):
+    loud = {**QUICK, "quiet": False}
+    for k in (6, 9):
+        mae.neighbours(model, photos, out=tmp_path / f"{k}.png", queries=2, k=k, **loud)
+        assert drawn.pop()["neighbours"].shape[:2] == (2, 6)
+        assert ("7 images have only 6 neighbours each" in capsys.readouterr().out) == (k > 6)
+
+
 def test_a_set_of_copies(model, tmp_path, drawn):
     (tmp_path / "photos").mkdir()
     for number in range(12):

@@ -186,8 +186,8 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
     if not hasattr(model.config, "num_channels"):
         raise UsageError(f"{name} is a {type(model).__name__}; expected a model that takes images and nothing else")
     size, crop_share = _hf_crop(processor)
-    normalises = processor.do_normalize
     channels = model.config.num_channels
+    mean, std = _hf_statistics(processor, channels)
     model.eval()
     has_cls = any(part.endswith("cls_token") for part, _ in model.named_parameters())
     hides = model.config.model_type == "vit_mae"
@@ -216,8 +216,8 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
         preprocessing=Preprocessing(
             img_size=size,
             in_chans=channels,
-            mean=tuple(processor.image_mean) if normalises else (0.0,) * channels,
-            std=tuple(processor.image_std) if normalises else (1.0,) * channels,
+            mean=mean,
+            std=std,
             crop_share=crop_share,
             interpolation=_interpolation(processor.resample),
         ),
@@ -278,6 +278,18 @@ def _hf_crop(processor: Any) -> tuple[tuple[int, int], float | None]:
     if not cropped and "shortest_edge" not in size:
         return (height, width), None
     return (height, width), min(1.0, height / resized)
+
+
+def _hf_statistics(processor: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of 8-bit pixels scaled to [0, 1], which a processor may scale to more."""
+    normalises = processor.do_normalize
+    mean = tuple(processor.image_mean) if normalises else (0.0,) * channels
+    std = tuple(processor.image_std) if normalises else (1.0,) * channels
+    factor = getattr(processor, "rescale_factor", None) if getattr(processor, "do_rescale", False) else None
+    if factor is None or factor in (1 / 255, 1 / 65535):  # the latter of 16 bits, which are scaled to [0, 1] too
+        return mean, std
+    most = 255 * factor
+    return tuple(each / most for each in mean), tuple(each / most for each in std)
 
 
 def _interpolation(resample: Any) -> Literal["bicubic", "bilinear"]:

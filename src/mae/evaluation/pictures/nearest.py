@@ -82,7 +82,9 @@ def neighbours(
     else:
         rows = _rows(queries, task.source, numbers)
     centred = features - features.mean(dim=0)
-    k = min(k, len(features) - 1)
+    if k > len(features) - 1:
+        k = len(features) - 1
+        console.print(f"{len(features)} images have only {k} neighbours each", style="yellow", highlight=False)
     similarities, places = nearest_others(centred, rows, k=k, device=where)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
