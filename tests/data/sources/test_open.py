@@ -34,6 +34,14 @@ def test_folder_is_sorted_nested_and_without_hidden_files(tree, monkeypatch):
     assert names_of(open_source(str(root), data_root=root)) == wanted
 
 
+def test_images_in_formats_that_are_not_read_are_told(tree, tmp_path):
+    others = ["b.HEIC", "deep/c.heic", "d.gif", "labels.txt", ".e.gif", "__MACOSX/._b.heic"]
+    root = tree({name: png() for name in ["a.png", *others]})
+    assert open_source(str(root), data_root=root).note == "folder, 1 file; not read: 2 .heic, 1 .gif"
+    place = archive(tmp_path / "all.zip", {name: png() for name in ["a.png", *others]})
+    assert open_source(str(place), data_root=root).note == "zip, 1 file; not read: 2 .heic, 1 .gif"
+
+
 def test_loops_of_links_end(tree):
     root = tree({"a/1.png": png(), "b/2.png": png()})
     (root / "a" / "up").symlink_to(root)

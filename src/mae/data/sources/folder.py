@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from mae.data.decode.image import EXTENSIONS
+from mae.data.decode.image import EXTENSIONS, UNREAD_EXTENSIONS
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_file, fingerprint_of
 from mae.data.sources.channel_names import names_beside
@@ -78,7 +78,8 @@ def open_folder(root: Path, *, name: str) -> FileSource:
     found = sorted(walk(root))
     images = [file for file in found if is_image(file[0])]
     check_any(images, [file[0] for file in found], name=name)
-    return _file_source(images, name=name, kind="folder", root=root)
+    source = _file_source(images, name=name, kind="folder", root=root)
+    return replace(source, note=source.note + unread_note(file[0] for file in found))
 
 
 def open_list(path: Path, *, name: str) -> FileSource:
@@ -203,6 +204,13 @@ def check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> N
     found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)
     others = ", ".join(f"{count:,} {extension}" for extension, count in found.most_common(5)) or "nothing"
     raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}")
+
+
+def unread_note(paths: Iterable[str]) -> str:
+    """What to add to a source's note about images whose format is not read; empty where there are none."""
+    extensions = (os.path.splitext(path)[1].lower() for path in paths)
+    found = Counter(extension for extension in extensions if extension in UNREAD_EXTENSIONS)
+    return f"; not read: {', '.join(f'{count:,} {each}' for each, count in found.most_common())}" if found else ""
 
 
 def count_of(number: int, what: str) -> str:

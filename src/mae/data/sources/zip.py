@@ -15,7 +15,7 @@ from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, fingerprint_of
 from mae.data.sources.channel_names import MAX_NAMES_BYTES, NAMES_FILE, parse_names
-from mae.data.sources.folder import check_any, count_of, is_image, is_visible
+from mae.data.sources.folder import check_any, count_of, is_image, is_visible, unread_note
 from mae.data.sources.source import Source
 from mae.errors import UsageError
 
@@ -109,7 +109,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
     images = [member for member in members if is_visible(member.filename) and is_image(member.filename)]
-    check_any(images, [m.filename for m in members if is_visible(m.filename)], name=name)
+    visible = [member.filename for member in members if is_visible(member.filename)]
+    check_any(images, visible, name=name)
     if any(member.flag_bits & 1 for member in images):
         raise UsageError(f"{name} is encrypted; expected a zip without a password")
     table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images]
@@ -118,7 +119,7 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
             raise UsageError(f"{name} is not a whole zip archive: {member.filename} has an impossible size or offset")
     return ZipSource(
         name=name,
-        note=f"zip, {count_of(len(images), 'file')}",
+        note=f"zip, {count_of(len(images), 'file')}" + unread_note(visible),
         path=path,
         names=Names(member.filename for member in images),
         table=np.array(table, dtype=np.int64),
