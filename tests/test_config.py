@@ -100,6 +100,9 @@ def test_a_file_that_is_no_configuration(tmp_path: Path):
             recipe_config(str(path))
     with pytest.raises(UsageError, match="nowhere.json"):
         recipe_config("nowhere.json")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"a run's is in its config.json: give '.*config.json'"):
+        recipe_config(str(tmp_path))
     with pytest.raises(UsageError, match="unknown recipe 'cifar'; nearest: cifar10"):
         recipe_config("cifar")
 

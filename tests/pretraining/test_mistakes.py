@@ -74,6 +74,21 @@ def test_wrong_requests(args: list[str], says: str, tmp_path: Path, capsys: pyte
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--batch-size", "8", "--accumulate", "3"], "--batch-size 8 cannot be divided into 3 micro-batches"),
+        (["--monitor", "nothing"], "nothing does not exist"),
+    ],
+)
+def test_what_needs_no_images_is_refused_before_they_are_looked_at(
+    args: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("mae.pretraining.resolve._found_data", lambda *args, **options: pytest.fail("looked at"))
+    code, error = complain(capsys, "pretrain", "builtin:digits", *args, "--out", tmp_path / "run")
+    assert code == 2 and says in error
+
+
 _PYTHON = """
 import numpy, pathlib, torch, mae
 for call in {calls!r}:

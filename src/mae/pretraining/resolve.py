@@ -20,9 +20,9 @@ from mae.core.types import SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.decode.limits import check_workers
-from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD
+from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD, check_divisible
 from mae.data.loading.sampler import AllBut, Numbers
-from mae.data.sources.names import check_apart
+from mae.data.sources.names import check_apart, check_exists
 from mae.data.sources.open import absolute_source, open_source
 from mae.errors import UsageError
 from mae.masks.schedule import RatioSchedule
@@ -169,6 +169,8 @@ def prepare_run(
         _method(config, config.model, weights, in_chans=said(config, "in_chans"))
     if (nodata := said(config, "nodata")) is not None:  # the images are read with it before the model is made
         check_no_data(nodata, name="--nodata")
+    if config.evaluation.monitor is not None:
+        check_exists(config.evaluation.monitor, data_root=config.machine.data_root)
     with world.main_first():  # a download goes to one folder
         source = open_source(config.source, data_root=config.machine.data_root)
     images = load_images(
@@ -237,6 +239,13 @@ def resolve_config(
             "fresh ones; give --init-from too, or leave --adapter out"
         )
     _check_warmups(config, len(images))
+    assert config.optim.batch_size is not None
+    check_divisible(
+        config.optim.batch_size,
+        accumulate=config.machine.accumulate,
+        world=world.size,
+        views=config.data.repeated_aug,
+    )
     if config.optim.min_lr > peak_rate(config):
         raise UsageError(
             f"--min-lr is {config.optim.min_lr:g}, above the peak rate of {peak_rate(config):.3g}, from which the rate "

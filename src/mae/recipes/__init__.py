@@ -36,6 +36,8 @@ def find_recipe(name: str) -> Callable[[], RunConfig]:
         UsageError: no such recipe; the nearest names are given.
     """
     if name not in _WHERE:
+        if (run := Path(name, "config.json")).is_file():
+            raise UsageError(f"unknown recipe {name!r}; a run's is in its config.json: give {str(run)!r}")
         near = get_close_matches(name, _WHERE, n=3, cutoff=0.4) or list_recipes()
         raise UsageError(f"unknown recipe {name!r}; nearest: {', '.join(near)} ('mae list recipes' shows all)")
     return getattr(import_module(f"mae.recipes.{_WHERE[name]}"), name)

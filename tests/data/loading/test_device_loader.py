@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from data.pictures import Pictures, noise
 
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.loading.device_loader import DeviceLoader, batched_crops, resizing
 from mae.data.loading.loader import RawBatch, TrainingLoader
 from mae.errors import MAEError, UsageError
 from mae.modalities.images.crop import Augmentation, random_crop_boxes, resized_crop
-from tests.data.pictures import Pictures, noise
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from mae.data.dataset.images import ImageSet
-from mae.data.loading.loader import InPieces, loaded_pieces
+from mae.data.loading.loader import InPieces, check_divisible, loaded_pieces
 from mae.data.loading.sampler import AllBut, Numbers, RankOrder, make_shuffle
 from mae.data.loading.worker import Found, ReplacedImages, none_readable, one_thread
 from mae.errors import MAEError, UsageError
@@ -107,11 +107,7 @@ class AnnotatedLoader:
                 f"--batch-size {self.batch_size} is more than the {len(self._chosen)} images of {self.images.name}; "
                 f"lower it"
             )
-        if self.batch_size % (self.accumulate * self.world):
-            raise UsageError(
-                f"--batch-size {self.batch_size} cannot be divided into {self.accumulate} micro-batches on "
-                f"{self.world} processes; expected a multiple of {self.accumulate * self.world}"
-            )
+        check_divisible(self.batch_size, accumulate=self.accumulate, world=self.world, views=1)
 
     @cached_property
     def _chosen(self) -> Numbers:

@@ -75,6 +75,20 @@ class RawBatch:
     unreadable: tuple[str, ...]
 
 
+def check_divisible(batch_size: int, *, accumulate: int, world: int, views: int) -> None:
+    """Refuse a batch that has no equal micro-batches of whole images.
+
+    Raises:
+        UsageError: it does not divide.
+    """
+    if batch_size % (accumulate * world * views):
+        of_each = "" if views == 1 else f" of whole images with --repeated-aug {views}"
+        raise UsageError(
+            f"--batch-size {batch_size} cannot be divided into {accumulate} micro-batches on {world} "
+            f"processes{of_each}; expected a multiple of {accumulate * world * views}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingLoader:
     """Endless training batches of an image set.
@@ -123,12 +137,7 @@ class TrainingLoader:
                 f"--batch-size {self.batch_size} is more than the {len(self._chosen())} images of {self.images.name}; "
                 f"lower it"
             )
-        if self.batch_size % (self.accumulate * self.world * self.views):
-            of_each = "" if self.views == 1 else f" of whole images with --repeated-aug {self.views}"
-            raise UsageError(
-                f"--batch-size {self.batch_size} cannot be divided into {self.accumulate} micro-batches on "
-                f"{self.world} processes{of_each}; expected a multiple of {self.accumulate * self.world * self.views}"
-            )
+        check_divisible(self.batch_size, accumulate=self.accumulate, world=self.world, views=self.views)
         images, how = self.images, self.augmentation
         if (how.rand_augment or how.reduced_decoding) and (images.channels not in (1, 3) or images.dtype != np.uint8):
             option = "RandAugment" if how.rand_augment else "--reduced-decoding"
