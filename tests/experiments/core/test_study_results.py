@@ -1,9 +1,14 @@
 """The records of a study: how numbers are printed, which of them are there."""
 
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from fake_study import EPOCH, LOSS, PROBE, PSNR, fake_study
+
+from mae.config import RunConfig
+from mae.experiments.core import collect
+from mae.experiments.core.job import Job
 
 
 @pytest.mark.parametrize(("metric", "value", "text"), [
@@ -43,3 +48,15 @@ def test_values_leave_out_missing_and_nonfinite_numbers(tmp_path):
     assert study.broken() == [("a", 2, "time per epoch"), ("b", 2, "time per epoch")]
     assert [variant.name for variant in study.others] == ["b"] and study.planned == 6
     assert [run.seed for run in study.runs_of("b")] == [1, 2]
+
+
+@pytest.mark.parametrize(("views", "seconds"), [(1, 4.0), (2, 8.0)])
+def test_an_epoch_of_several_views_takes_as_many_times_as_long(views: int, seconds: float, tmp_path: Path):
+    """A run counts each crop of an image as an image a second."""
+    (tmp_path / "summary.json").write_text('{"terms": {"reconstruction": 0.5}, "seconds": 9, "images_per_second": 25}')
+    (tmp_path / "data.json").write_text('{"images": 100}')
+    config = RunConfig.of(source="builtin:digits", repeated_aug=views).to_json()
+    job = Job(
+        variant="one", seed=0, folder=tmp_path, data="", data_root=tmp_path, device="cpu", evaluations=(), config=config
+    )
+    assert collect._of_training(job) == {"loss": 0.5, "seconds": 9.0, "epoch_seconds": seconds}
