@@ -267,7 +267,7 @@ def _training_split(source: Files) -> Source:
 def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
     """Numbers and classes of the files below the top folders `tops`, or of all files where these do not exist."""
     directories = directories_of(source)
-    inside = _inside(source, tops)  # of files: a class that a source records may have the name of a split
+    inside = _inside(source, tops)  # by folders alone: a class recorded elsewhere may be called train
     if inside.any():
         directories = [above[1:] for above in directories]
     used = np.flatnonzero(inside) if inside.any() else np.arange(len(source))
