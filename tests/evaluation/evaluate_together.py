@@ -34,6 +34,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "reconstruction": {"count": 30},
     "neighbours_patches": {"rows": 2, "k": 3},
 }
+MAPS: dict[str, Any] = {"iterations": 2, "batch_size": 4, "baselines": False}
 TRAINED: dict[str, dict[str, Any]] = {
     "linear_probe": {"official": True, "epochs": 4.0, "batch_size": 16, "base_lr": 300.0},
     "finetune": {"epochs": 2.0, "batch_size": 16, "accumulate": 2, "drop_path": 0.5, "base_lr": 0.01},
@@ -64,6 +65,9 @@ def evaluate_all(data: Path, out: Path, *, trained: bool) -> None:
     for name, options in PROTOCOLS.items():
         mae.evaluate(name, model, data=data, out=out, **QUICK, **options)
     mae.evaluate("segmentation_knn", model, data=data.with_name("drawn"), out=out, **QUICK)
+    if trained:
+        odd = {"data": data.with_name("odd"), "out": out.with_name("odd")}
+        mae.evaluate("segmentation_linear", model, **odd, **QUICK, **MAPS)
     mae.embed(model, data / "train", out=out / "train.npz", **QUICK)
     twice = by_function(lambda images: dict.fromkeys(("b", "a"), images.flatten(1)), img_size=(16, 16), identity=None)
     mae.embed(twice, data / "train", out=out / "twice.npz", **QUICK)
@@ -117,6 +121,7 @@ def everything(folder: Path) -> None:
     data = folder / "data"
     labelled(data)
     drawn_masks(data.with_name("drawn"))
+    drawn_masks(data.with_name("odd"), test=3)  # test images that two processes cannot share equally
     opened.Opened.__init__ = partialmethod(opened.Opened.__init__, max_unreadable=0.1)
     for processes in (1, 2, 3):
         place = folder / str(processes)

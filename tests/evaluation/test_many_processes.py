@@ -64,6 +64,12 @@ def test_maps_of_classes_are_bit_identical(found: Path, processes: int):
     assert together["pictures"] == alone["pictures"] == {"pictures": "segmentation_knn-pictures.png"}
 
 
+def test_maps_of_a_trained_head_are_those_of_one_process(found: Path):
+    place = "odd/evaluation/segmentation_linear.json"
+    alone, together = (json.loads((found / number / place).read_text())["result"] for number in ("1", "2"))
+    assert together["this model"]["mean_iou"] == pytest.approx(alone["this model"]["mean_iou"], abs=0.02)
+
+
 @pytest.mark.parametrize("processes", [2, 3])
 def test_features_are_bit_identical(found: Path, processes: int):
     stores = [found / str(number) / "out" / "features" for number in (1, processes)]

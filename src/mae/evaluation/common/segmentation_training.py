@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor, nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -98,7 +98,7 @@ def masked_images(
 
 
 def batch_of(given: int | None, accumulate: int, images: int) -> int:
-    """The given batch size, or 16; all images where there are fewer.
+    """The given batch size, or 16, halved until there are as many images.
 
     Raises:
         UsageError: it is larger than their number, or leaves a micro-batch of one image.
@@ -184,21 +184,23 @@ def confusions_of(task: SegmentationTask, logits: Logits) -> Int64[Tensor, "m K 
         MAEError: an image or a mask cannot be read.
     """
 
+    images = task.images("test")  # which all processes open together, and not each in its turn
+
     def of(number: int) -> Mapping[str, Tensor]:
         truth = torch.from_numpy(task.data.test.labels(number)).unsqueeze(0)
-        found = _map_of(task, number, logits).unsqueeze(0)
+        found = _map_of(task, images.get(number), logits).unsqueeze(0)
         return {"matrix": confusions(found, truth, num_classes=task.num_classes)[0]}
 
-    numbers = task.images("test").readable.tolist()
-    return torch.stack([found["matrix"] for found in task.world.in_turns(numbers, of)])
+    return torch.stack([found["matrix"] for found in task.world.in_turns(images.readable.tolist(), of)])
 
 
 def small_maps(
     task: SegmentationTask, logits: Logits, rows: Int64[Tensor, " s"], size: tuple[int, int]
 ) -> UInt8[Tensor, "s h w"]:
     """A model's maps of some readable test images in a size, for pictures. Every process must ask."""
-    numbers = task.images("test").readable[rows].tolist()
-    found = task.world.in_turns(numbers, lambda number: {"map": _map_of(task, number, logits)})
+    images = task.images("test")
+    numbers = images.readable[rows].tolist()
+    found = task.world.in_turns(numbers, lambda number: {"map": _map_of(task, images.get(number), logits)})
     return torch.stack([resized_map(each["map"].numpy(), size) for each in found])
 
 
@@ -208,9 +210,11 @@ def small_masks(task: SegmentationTask, rows: Int64[Tensor, " s"], size: tuple[i
     return torch.stack([resized_map(task.data.test.labels(number), size) for number in numbers])
 
 
-def _map_of(task: SegmentationTask, number: int, logits: Logits) -> UInt8[Tensor, "h w"]:
+def _map_of(
+    task: SegmentationTask, image: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], logits: Logits
+) -> UInt8[Tensor, "h w"]:
     wanted: Preprocessing = task.extractor.preprocessing
-    return map_of_classes(task.images("test").get(number), wanted, logits, device=task.device)
+    return map_of_classes(image, wanted, logits, device=task.device)
 
 
 def commonest_class(task: SegmentationTask, numbers: Int64[Tensor, " n"]) -> int:
