@@ -102,6 +102,11 @@ def test_masks_follow_a_divided_teacher_as_a_whole_one(runs: Path, name: str):
     assert losses(runs / f"{name}-divided") == pytest.approx(losses(runs / f"{name}-alone"), rel=1e-5)
 
 
+def test_masks_follow_a_divided_teacher_in_bf16(runs: Path):
+    assert codes(runs, "attention-bf16") == [0] * 4  # gone on with undivided, too
+    assert losses(runs / "attention-bf16") == pytest.approx(losses(runs / "attention-alone"), rel=0.05)
+
+
 def test_class_tokens_of_a_divided_model_learn_as_in_one_process(runs: Path):
     assert codes(runs, "tokens") == [0, 0]
     assert losses(runs / "tokens") == pytest.approx(losses(runs / "tokens-alone"), rel=1e-6)

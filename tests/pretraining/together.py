@@ -57,6 +57,7 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "views-divided": (2, {**FSDP, **VIEWS}),
     "attention-alone": (1, ATTENTION),
     "attention-divided": (2, {**FSDP, **ATTENTION}),
+    "attention-bf16": (2, {**FSDP, **ATTENTION, "precision": "bf16", "compile": "on"}),
     "hard-alone": (1, HARD),
     "hard-divided": (2, {**FSDP, **HARD}),
     "codes-alone": (1, CODES),

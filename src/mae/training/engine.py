@@ -31,7 +31,7 @@ from mae.training.resilience.signals import StopSignals
 from mae.training.restoring import restore
 from mae.training.saver import CheckpointSaver
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
-from mae.training.sharding import exchanging_gradients, is_sharded, whole
+from mae.training.sharding import autocast_if_sharded, exchanging_gradients, is_sharded, whole
 from mae.training.state import TrainingState, check_run
 
 _STEPS_BETWEEN_ROLLBACKS = 1000
@@ -242,8 +242,12 @@ class Trainer:
             return batches
         first = next(batches)
         with rehearsal(self.module, self.device):
-            self._backward(self.prepare(first))
+            self._backward(self._prepared(first))
         return chain([first], batches)
+
+    def _prepared(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        with autocast_if_sharded(self.module, self.settings.precision, self.device):
+            return self.prepare(batch)
 
     def _train_step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         rate = self.settings.schedule(self.samples)
@@ -254,7 +258,7 @@ class Trainer:
             waiting = time.perf_counter()
             batch = next(batches)
             self._meter.waited(time.perf_counter() - waiting)
-            batch = self.prepare(batch)
+            batch = self._prepared(batch)
             with exchanging_gradients(self._wrapped, number == self.settings.accumulate - 1):
                 outputs.append(self._backward(batch) if self._graphed is None else self._graphed(self._backward, batch))
         self._scaler.unscale_(self._updates)

@@ -5,12 +5,14 @@ which a run that shards nothing need not wait for.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from mae.training.device import autocast
 
 _DTYPES = {"bf16": torch.bfloat16}
 
@@ -67,6 +69,11 @@ def sharded_like(like: Tensor, tensor: Tensor) -> Tensor:
 
 def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
+
+
+def autocast_if_sharded(module: nn.Module, precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """For what is computed beside `forward`: gathered weights may be of another type, elsewhere nothing changes."""
+    return autocast(precision, device) if is_sharded(module) else nullcontext()
 
 
 @contextmanager

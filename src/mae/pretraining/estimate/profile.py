@@ -25,6 +25,7 @@ from mae.pretraining.build import num_workers, some_images
 from mae.pretraining.resolve import RunContext
 from mae.training.device import autocast, keep_freed_memory, synchronise
 from mae.training.optimizer import make_optimizer
+from mae.training.sharding import autocast_if_sharded
 
 LONG_WAIT = 0.15
 """Share of the time waiting for images from which it is worth a remedy."""
@@ -160,7 +161,8 @@ class TrialStep:
         """The gradients of a step with this share of patches masked, added to those that are there."""
         device, config, model = self._prepared.device, self._prepared.config, self._model
         images = normalise(self._crops.to(device), *self._statistics)
-        plan = model.plan(images, keys=self._keys, ratio=ratio)
+        with autocast_if_sharded(model, config.optim.precision, device):
+            plan = model.plan(images, keys=self._keys, ratio=ratio)
         with autocast(config.optim.precision, device):
             loss = model(images, plan=plan, keys=self._keys, views=self._prepared.compared_views).loss
         self._scaler.scale(loss).backward()
