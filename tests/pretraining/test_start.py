@@ -16,9 +16,10 @@ from mae.cli import main
 from mae.config import RunConfig
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
+from mae.interop.adapt import resized
 from mae.models.build import build_model
 from mae.models.file import load_with_report, model_metadata, save_model
-from mae.models.presets import create_model
+from mae.models.presets import create_model, model_config
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import fresh_model
 from mae.pretraining.checks.doctor import examine_source
@@ -78,6 +79,28 @@ def test_weights_say_sizes_target_and_statistics(weights: Path):
     assert run.method == DIGITS.override({"pixel_dtype": "uint8"}) and same(weights, run)
     assert run.config.data.statistics == "model" and run.statistics()[0].tolist() == [0.25]
     assert run.config.model == "vit_24x2_patch2"
+
+
+def test_how_the_weights_were_masked_does_not_matter_for_smaller_images(tmp_path: Path):
+    masked = DIGITS.override({"img_size": (16, 16), "mask": "grid", "mask_cell": 4, "pos_embed": "learned"})
+    path = stored(tmp_path / "weights.safetensors", masked)
+    run = prepared(path, img_size=(8, 8))  # where a cell of the mask would be the whole grid
+    assert run.method.layout.grid == (4, 4) and run.method.mask.kind == "random"
+    source, own = mae.load(path).state_dict(), fresh_model(run).state_dict()
+    other = {name for name in own if name not in source or not torch.equal(own[name], source[name])}
+    assert other == {"encoder.pos_embed.table", "decoder.pos_embed.table"}
+    table = fresh_model(run).encoder.pos_embed.table
+    expected, _ = resized(mae.load(stored(tmp_path / "b.safetensors", masked.override({"mask": "random"}))), (8, 8))
+    torch.testing.assert_close(table, expected.encoder.pos_embed.table)
+
+
+def test_a_linear_decoder_goes_on_as_one(tmp_path: Path):
+    linear = model_config("mae_vit_lesson_patch4", in_chans=1, depth=1, decoder="linear", encoder_mask_tokens=True)
+    for depth in (1, 4):  # with the sizes of a named model too
+        config = linear.override({"depth": depth, "mean": (0.25,), "std": (0.5,)})
+        path = stored(tmp_path / f"{depth}.safetensors", config)
+        run = prepared(path, img_size=(32, 32))
+        assert run.method.decoder.kind == "linear" and same(path, run)
 
 
 @pytest.mark.parametrize(

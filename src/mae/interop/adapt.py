@@ -31,12 +31,18 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
     """
     old = _config_of(model)
     new = old.override({"img_size": img_size})
-    weights = {
-        name: resample(tensor, old.layout.grid, new.layout.grid) if name.endswith("pos_embed.table") else tensor
-        for name, tensor in model.state_dict().items()
-    }
+    weights = resampled(model, new.layout.grid)
     how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
     return _built(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
+
+
+def resampled(model: PretrainedEncoder, grid: Grid) -> dict[str, Tensor]:
+    """A model's weights with its learned position embeddings, if any, resampled to another grid."""
+    old = _config_of(model).layout.grid
+    return {
+        name: resample(tensor, old, grid) if name.endswith("pos_embed.table") else tensor
+        for name, tensor in model.state_dict().items()
+    }
 
 
 def with_channels(

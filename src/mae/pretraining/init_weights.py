@@ -7,9 +7,8 @@ from pathlib import Path
 from mae.config import RunConfig
 from mae.core.method import MethodConfig, names_of
 from mae.errors import UsageError
-from mae.interop.adapt import resized
+from mae.interop.adapt import resampled
 from mae.interop.imports.open import open_model
-from mae.models.classifier import ImageClassifier
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.presets import list_models, model_config
 from mae.models.pretrained import PretrainedEncoder
@@ -112,13 +111,10 @@ def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights
 def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
     """Put the weights into a fresh model; what `fresh_part` names stays fresh."""
     assert model.config is not None
-    source, size = start.model, model.config.tokenizer.img_size
-    if size != start.config.tokenizer.img_size:
-        source, _ = resized(source, size)
-    own = model.state_dict()
+    own, source = model.state_dict(), resampled(start.model, model.config.layout.grid)
     # How it was trained is no property of the weights: heads of terms begin anew.
     fresh = (*fresh_part(start, model.config), "term_heads.")
-    taken = {name: tensor for name, tensor in source.state_dict().items() if name in own and not name.startswith(fresh)}
+    taken = {name: tensor for name, tensor in source.items() if name in own and not name.startswith(fresh)}
     model.load_state_dict({**own, **taken})
 
 
@@ -139,11 +135,14 @@ def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     """How the names of those tensors begin that the weights are not taken for.
 
     Another target needs another last layer, and so do outputs of another width; another decoder shares nothing with the
-    old one; a classifier's encoder has lost its last norm.
+    old one; a model trained with labels may have lost its encoder's last norm or class token.
     """
-    if isinstance(start.model, ImageClassifier):
-        return "decoder.", "encoder.norm."
-    if not isinstance(start.model, MaskedAutoencoder) or start.config.decoder != config.decoder:
+    if not isinstance(start.model, MaskedAutoencoder):
+        there = start.model.state_dict()
+        parts = {"encoder.norm.": True, "encoder.cls_token": config.encoder.cls_token}
+        missing = (part for part, wanted in parts.items() if wanted and not any(key.startswith(part) for key in there))
+        return ("decoder.", *missing)
+    if start.config.decoder != config.decoder:
         return ("decoder.",)
     assert start.model.config is not None
     before, now = ((each.target, *map(each.gives.get, each.target.needs)) for each in (start.model.config, config))
@@ -164,7 +163,8 @@ def _called(config: MethodConfig) -> str:
     named, patch = _named_like(config), config.layout.patch
     if named is not None:
         like = model_config(named)
-        decoder = replace(config.decoder, **{name: getattr(like.decoder, name) for name in ("mlp_ratio", "pos_embed")})
+        usual = {name: getattr(like.decoder, name) for name in ("mlp_ratio", "pos_embed")}
+        decoder = replace(config.decoder, **{name: usual[name] for name in usual if hasattr(config.decoder, name)})
         if like.layout.patch == patch and like.decoder == decoder:
             return named
     return f"vit_{config.encoder.embed_dim}x{config.encoder.depth}_patch{'x'.join(map(str, dict.fromkeys(patch)))}"
