@@ -22,7 +22,9 @@ OPTIONS: dict[str, Any] = {
     "img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3, "decoder_embed_dim": 16,
     "decoder_depth": 1, "decoder_num_heads": 2,
 }  # fmt: skip
-KINDS = [kind for kind in kinds("terms") if find("terms", kind).reads_views]
+FOCAL = {"focal_frequency_average_spectrum": True, "focal_frequency_batch_matrix": True}
+KINDS = ["focal_frequency", *(kind for kind in kinds("terms") if find("terms", kind).reads_views)]
+"""Those that compare views, and one whose options compare the images of a batch."""
 
 
 def train(rank: int, size: int, folder: str) -> None:
@@ -31,7 +33,7 @@ def train(rank: int, size: int, folder: str) -> None:
         patience = datetime.timedelta(seconds=60)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     torch.manual_seed(0)
-    model = build_model(MethodConfig().override({**OPTIONS, **{kind: 0.3 for kind in KINDS}}))
+    model = build_model(MethodConfig().override({**OPTIONS, **FOCAL, **{kind: 0.3 for kind in KINDS}}))
     images = torch.randn(IMAGES * VIEWS, 3, 16, 16)
     keys = view_keys(sample_keys(0, 0, torch.arange(IMAGES)), VIEWS)
     own = slice(rank * len(images) // size, (rank + 1) * len(images) // size)

@@ -38,6 +38,14 @@ def gather_features(features: Float[Tensor, "b D"]) -> Float[Tensor, "B D"]:
     return torch.cat(rows)
 
 
+def largest_together(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The largest of the values of all processes, a constant; every process must call this."""
+    largest = value.detach().clone()
+    if num_together() > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest
+
+
 def shared_key(keys: Int64[Tensor, " b"]) -> Int64[Tensor, " 1"]:
     """The key of the first row of all that `gather_features` gathers, in every process; each must call this."""
     key = keys[:1].clone()

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from mae.core.component import Count, NotNegative, Weight
 from mae.core.contracts import Step, Term
 from mae.errors import UsageError
+from mae.layers.together import gather_features, largest_together
 
 
 def mirrored(width: int, device: torch.device) -> Float[Tensor, " half"]:
@@ -83,7 +84,7 @@ class FocalFrequencyError(Term):
         with torch.autocast(error.device.type, enabled=False):
             spectrum = torch.fft.rfft2(parts, norm="ortho")  # half the plane: the other half mirrors it
         if self.average_spectrum:
-            spectrum = spectrum.mean(dim=0, keepdim=True)
+            spectrum = _mean_together(spectrum)
         power = spectrum.real.square() + spectrum.imag.square()
         values = self._matrix(power.detach()) * power * mirrored(parts.shape[-1], error.device)
         return values.sum() / (values[..., 0].numel() * parts.shape[-1])
@@ -105,5 +106,12 @@ class FocalFrequencyError(Term):
         matrix = power.sqrt().pow(self.alpha)
         if self.log_matrix:
             matrix = matrix.log1p()
-        largest = matrix.amax() if self.batch_matrix else matrix.amax(dim=(-2, -1), keepdim=True)
+        largest = largest_together(matrix.amax()) if self.batch_matrix else matrix.amax(dim=(-2, -1), keepdim=True)
         return (matrix / largest).nan_to_num(nan=0.0).clamp(0, 1)  # 0 / 0 where nothing is wrong
+
+
+def _mean_together(spectrum: Complex[Tensor, "B *parts"]) -> Complex[Tensor, "1 *parts"]:
+    """The mean over the images of all processes."""
+    numbers = torch.view_as_real(spectrum.mean(dim=0, keepdim=True))
+    mean = gather_features(numbers.flatten(1)).mean(dim=0, keepdim=True)
+    return torch.view_as_complex(mean.unflatten(1, numbers.shape[1:]))
