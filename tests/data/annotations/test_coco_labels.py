@@ -177,6 +177,25 @@ def test_text_that_is_no_json_of_labels_is_refused(tmp_path: Path, text: str):
         open_detection(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["train/a.json", "val/a.json", "val/old.json"], "a.json, old.json for the test part"),
+        (
+            ["annotations/cars_train.json", "annotations/dogs_train.json"],
+            "cars_train.json, dogs_train.json for the",
+        ),
+    ],
+)
+def test_several_files_of_a_part_are_refused(files: list[str], told: str, tmp_path: Path):
+    for number in range(4):
+        image(tmp_path / "images" / f"{number}.jpg")
+    for file in files:
+        write(tmp_path / file, coco(range(2)))
+    with pytest.raises(UsageError, match=f"holds {told}.*merge or remove some"):
+        open_detection(tmp_path)
+
+
 def test_files_of_unknown_parts_are_refused(tmp_path: Path):
     write(tmp_path / "a.json", coco(range(2)))
     write(tmp_path / "b.json", coco(range(2)))

@@ -74,6 +74,19 @@ def test_a_list_of_classes_is_read_in_each_of_its_forms(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# names\nstanding 1\nflat plain 2\n\nlying 0\n", {"standing": 1, "flat plain": 2, "lying": 0}),
+        ("zone 1\nzone 2\n", {"zone 1": None, "zone 2": None}),
+        ("road 3\nwall\n", {"road 3": None, "wall": None}),
+    ],
+)
+def test_numbers_stand_behind_names_where_all_end_in_one(text: str, expected: dict, tmp_path: Path):
+    (tmp_path / "classes.txt").write_text(text)
+    assert read_classes(tmp_path / "classes.txt") == expected
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("a\na\n", "line 2 names 'a' again"),

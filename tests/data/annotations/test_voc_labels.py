@@ -64,6 +64,17 @@ def test_lists_tell_the_parts(tmp_path: Path):
     assert list(open_detection(tmp_path).test.source.names) == ["JPEGImages/2.jpg"]
 
 
+@pytest.mark.parametrize("line", ["{}.jpg", "{}  1", "{} -1", "{}.JPG 0"])
+def test_lists_name_images_with_their_ending_or_a_mark(line: str, tmp_path: Path):
+    voc(tmp_path)
+    lists = tmp_path / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    for name, numbers in {"train": range(3), "val": range(3, 5)}.items():
+        (lists / f"{name}.txt").write_text("\n".join(map(line.format, numbers)))
+    data = open_detection(tmp_path)
+    assert list(data.test.source.names) == ["JPEGImages/3.jpg", "JPEGImages/4.jpg"]
+
+
 def test_labels_beside_images_in_folders_of_the_parts(tmp_path: Path):
     for part in ("train", "valid"):
         image(tmp_path / part / "1.jpg")

@@ -288,6 +288,17 @@ def test_a_palette_that_was_read_as_colours(tmp_path: Path):
     assert found(tmp_path) == {"palette": "stop"}  # numbers, and classes.txt has colours
 
 
+def test_a_mask_of_one_grey_among_colours_is_one_of_them(tmp_path: Path):
+    palette = np.array([[0, 0, 0], [128, 64, 128], [200, 10, 10]], dtype=np.uint8)
+    masks(tmp_path, "sky 0 0 0\nroad 128 64 128\ncar 200 10 10\n")
+    for part, number in numbered():
+        save(tmp_path / part / "masks" / f"{number}.png", palette[smooth(number)])
+    save(tmp_path / "train" / "masks" / "1.png", palette[0 * smooth(1)])
+    assert found(tmp_path) == {}
+    save(tmp_path / "train" / "masks" / "1.png", 0 * palette[smooth(1)] + 77)
+    assert found(tmp_path) == {"values": "stop"}
+
+
 def test_numbers_beyond_the_names(tmp_path: Path):
     masks(tmp_path, "sky\nroad\n")
     assert found(tmp_path) == {"values": "stop"}

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import isfile  # which takes a name that no file can have for none
 from pathlib import Path
@@ -100,19 +100,26 @@ def _files(root: Path, name: str) -> dict[str, Path]:
     """The file of each part."""
     there = below(root)
     inner = {part: _json_in(folder) for part, names in PARTS if (folder := first(there, names)) is not None}
-    found = {part: paths[0] for part, paths in inner.items() if len(paths) == 1}
-    if "train" in found:
-        return found
+    if len(inner.get("train", [])) == 1:
+        return _one_each(inner, name)
     paths = [*(_json_in(there["annotations"]) if "annotations" in there else []), *_json_in(root)]
     words = {path: re.split("[^a-z]+", path.stem.lower()) for path in paths}
     told = {part: [path for word in names for path in paths if word in words[path]] for part, names in PARTS}
-    found = {part: of[0] for part, of in told.items() if of}
-    if "train" in found or not paths:
-        return found
+    if told["train"] or not paths:
+        return _one_each(told, name)
     if len(paths) > 1:
         shown = ", ".join(path.name for path in paths[:5])
         raise UsageError(f"{name} holds {shown}; expected one JSON file, or names with train and val in them")
     return {"train": paths[0]}
+
+
+def _one_each(paths: Mapping[str, Sequence[Path]], name: str) -> dict[str, Path]:
+    """The file of each part that has one; of several it cannot be known which is meant."""
+    for part, of in paths.items():
+        if len(of) > 1:
+            shown = ", ".join(path.name for path in of[:5])
+            raise UsageError(f"{name} holds {shown} for the {part} part; expected one JSON file: merge or remove some")
+    return {part: of[0] for part, of in paths.items() if of}
 
 
 def _json_in(folder: Path) -> list[Path]:

@@ -136,7 +136,8 @@ def _check_different(values: Mapping[str, int], *, coloured: bool, name: str) ->
 def read_classes(path: Path) -> dict[str, int | None]:
     """The names in a list of classes, one a line, with their colours or numbers where they are told.
 
-    A line is `road`, `3 road`, `road 128 64 128` or `128 64 128 road`; `#` begins a comment.
+    A line is `road`, `3 road`, `road 128 64 128` or `128 64 128 road`; `#` begins a comment. Where each line ends in
+    one number and none begins with one it is that of the class: `road 3`.
 
     Raises:
         UsageError: a name twice, a colour out of range, or a file that is no such text.
@@ -146,11 +147,12 @@ def read_classes(path: Path) -> dict[str, int | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from error
     classes: dict[str, int | None] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.replace(",", " ").split()
+    rows = [line.replace(",", " ").split() for line in text.splitlines()]
+    behind = _end_in_numbers([words for words in rows if words and not words[0].startswith("#")])
+    for number, (line, words) in enumerate(zip(text.splitlines(), rows, strict=True), start=1):
         if not words or words[0].startswith("#"):
             continue
-        label, value = _parsed(words)
+        label, value = _parsed([words[-1], *words[:-1]] if behind else words)
         if not label or label in classes:
             what = "names no class" if not label else f"names {label!r} again"
             raise UsageError(f"{path}, line {number} {what}; expected a new name, perhaps with its colour or number")
@@ -158,6 +160,15 @@ def read_classes(path: Path) -> dict[str, int | None]:
             raise UsageError(f"{path}, line {number}: {line.strip()!r}; expected red, green and blue from 0 to 255")
         classes[label] = value
     return classes
+
+
+def _end_in_numbers(rows: list[list[str]]) -> bool:
+    """Whether each line is a name and one number, and not the names are `zone 1`, `zone 2`."""
+    for words in rows:
+        numbers = [word.isdecimal() for word in words]
+        if len(words) < 2 or not numbers[-1] or numbers[-2] or words[0].rstrip(":").isdecimal():
+            return False
+    return len({tuple(words[:-1]) for words in rows}) == len(rows)
 
 
 def _parsed(words: list[str]) -> tuple[str, int | None]:

@@ -1,5 +1,6 @@
 """Pascal VOC's labels: an XML file for each image."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path, PurePosixPath
@@ -79,7 +80,7 @@ def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:
         if lists is None:
             return {"train": list(whole.values())}, []
         lines = {part: read_text(path, max_bytes=_MOST_BYTES).splitlines() for part, path in lists.items()}
-        listed = {part: [line.strip() for line in of if line.strip()] for part, of in lines.items()}
+        listed = {part: [_listed(line, whole) for line in of if line.strip()] for part, of in lines.items()}
         told = " and ".join(path.name for path in lists.values())
         parts = {part: [whole.get(stem, (stem, None)) for stem in names] for part, names in listed.items()}
         return parts, [f"parts as listed in {told}"]
@@ -88,6 +89,12 @@ def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:
     if "train" not in parts:
         parts = {"train": list(_paired(root, root, root).values())}
     return parts, []
+
+
+def _listed(line: str, there: Mapping[str, _Pair]) -> str:
+    """The image that a line of a list names: without its ending, and what VOC's lists of a class add behind it."""
+    ways = (line.strip(), line.split()[0], _stem(line.strip()), _stem(line.split()[0]))
+    return next((way for way in ways if way in there), ways[0])
 
 
 def _paired(root: Path, images: Path, labels: Path) -> dict[str, _Pair]:

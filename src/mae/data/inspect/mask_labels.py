@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,16 @@ _Listed = Mapping[str, int | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Mask:
-    """A mask that was looked at; what cannot be read has a `problem` and no values."""
+    """A mask that was looked at; what cannot be read has a `problem` and no values.
+
+    `grey` ones have three channels that are alike, as one of nothing but background: numbers, or colours among others.
+    """
 
     path: str
     problem: str = ""
     is_jpeg: bool = False
     coloured: bool = False
+    grey: bool = False
     size: tuple[int, int] = (0, 0)
     values: np.ndarray
     counts: np.ndarray
@@ -86,11 +90,16 @@ def _look(path: Path) -> _Mask:
     return _Mask(
         path=str(path),
         coloured=bool(coloured),
+        grey=mask.ndim == 3 and not coloured,
         size=(height, width),
         values=values[commonest],
         counts=counts[commonest],
         lonely=_lonely(flat),
     )
+
+
+def _as_colours(mask: _Mask) -> _Mask:
+    return replace(mask, coloured=True, values=mask.values.astype(np.int32) * 0x010101) if mask.grey else mask
 
 
 def _lonely(values: np.ndarray) -> float:
@@ -129,7 +138,11 @@ def _classes(
     usable = [mask for part in masks for mask in part if len(mask.values)]
     if not usable:
         return []
-    coloured = sum(mask.coloured for mask in usable) * 2 >= len(usable)
+    certain = [mask for mask in usable if not mask.grey]
+    coloured = bool(certain) and sum(mask.coloured for mask in certain) * 2 >= len(certain)
+    if coloured:
+        masks = [[_as_colours(mask) for mask in part] for part in masks]
+        usable = [mask for part in masks for mask in part if len(mask.values)]
     if (kinds := _kinds(usable, coloured, listed)).level != "ok":
         return [kinds]
     limit = _LONELY_UNLISTED if listed is None else _LONELY
