@@ -46,9 +46,9 @@ def predict(
 
     from rich.console import Console
 
+    from mae.errors import UsageError
     from mae.evaluation.pictures import predict as prediction
     from mae.evaluation.pictures import predict_maps, predicted_objects
-    from mae.models.file import is_detector
     from mae.report.terminal.console import stage
 
     console = Console()
@@ -60,13 +60,17 @@ def predict(
         lines = [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {folder}"]
         _tell(console, [*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
         return 0
-    if is_detector(Path(model)):
+    if (file := predicted_objects.find_detector(Path(model))) is not None:
+        if sheet is not None:
+            raise UsageError(f"--sheet is of classes, and {file} finds objects, drawn in --out; leave it out")
+        unreadable: list[str] = []
         with stage(console, f"Finding objects in {source}"):
-            objects = predicted_objects.find_objects(model, source, out=folder, data_root=data_root, device=device)
+            objects = predicted_objects.find_objects(
+                file, source, out=folder, data_root=data_root, device=device, unreadable=unreadable.append
+            )
         count = sum(len(of.scores) for of in objects.values())
-        _tell(
-            console, [f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"]
-        )
+        said = f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"
+        _tell(console, [*unreadable, said])
         return 0
     with stage(console, f"Naming the classes of {source}"):
         found = prediction.predict(

@@ -52,6 +52,18 @@ def test_each_image_gets_a_map_of_its_size(
     assert main([*words, "--device", "cpu"]) == 2  # nothing is overwritten
 
 
+def test_an_image_too_lengthy_is_told_and_the_others_get_their_maps(
+    segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = drawn_masks(tmp_path / "data", test=2) / "val" / "images"
+    Image.fromarray(np.zeros((9, 900), dtype=np.uint8)).save(images / "00.png")
+    words = ["predict", str(tmp_path / "training"), str(images), "--out", str(tmp_path / "maps"), "--device", "cpu"]
+    assert main(words) == 0
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["0.png", "1.png", "classes.txt"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 images" in said and "00.png is an image of 9 x 900 pixels; expected one at most" in said
+
+
 def test_no_map_is_written_over_another(segmenter: Segmenter, tmp_path: Path):
     for name in ("a-2.png", "x/a.png", "y/a.png"):
         path = tmp_path / "images" / name

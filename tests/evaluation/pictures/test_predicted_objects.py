@@ -52,9 +52,24 @@ def test_the_command(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     mae.save(detector(masks=False), "detector.safetensors")
     assert main(["predict", "detector.safetensors", "images", "--device", "cpu"]) == 0
-    assert "2 images" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 images" in said and "broken.png" in said
     assert json.loads((tmp_path / "predictions" / "detections.json").read_text())["images"][0]["height"] in (20, 30)
     assert main(["predict", "detector.safetensors", "images", "--device", "cpu"]) == 2  # nothing is overwritten
+
+
+def test_images_keep_their_folders_and_a_folder_its_detector(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run" / "evaluation").mkdir(parents=True)
+    mae.save(detector(masks=False), tmp_path / "run" / "evaluation" / "detector.safetensors")
+    for name in ("a", "b"):
+        (tmp_path / "nest" / name).mkdir(parents=True)
+        (tmp_path / "nest" / name / "1.png").write_bytes(png(20, 30))
+    words = ["predict", str(tmp_path / "run"), str(tmp_path / "nest"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu", "--sheet", str(tmp_path / "sheet.png")]) == 2
+    assert "--sheet is of classes" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main([*words, "--device", "cpu"]) == 0
+    told = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert [each["file_name"] for each in told["images"]] == ["a/1.png", "b/1.png"]
 
 
 def test_a_model_that_finds_nothing_is_refused(images: Path, tmp_path: Path):

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +145,20 @@ def check_outputs(out: str | Path | None, sheet: str | Path | None) -> None:
             raise UsageError(f"{file} cannot be written; end its name with {' or '.join(suffixes)}")
         if file is not None:
             check_new(Path(file))
+
+
+def only_file(path: Path, name: str, is_kind: Callable[[Path], bool]) -> Path | None:
+    """A file of a kind of model: the path itself, or the only one of that name below it; None where there is none.
+
+    Raises:
+        UsageError: several.
+    """
+    if not path.is_dir():
+        return path if path.is_file() and is_kind(path) else None
+    found = sorted(file for file in path.rglob(name) if is_kind(file))
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} of {name}; name one of {', '.join(map(str, found))}")
+    return found[0] if found else None
 
 
 def find_classifier(path: Path) -> Path:

@@ -13,7 +13,7 @@ from mae.data.decode.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.dense import resized_map
 from mae.evaluation.common.finetuning import SEGMENTER_FILE
-from mae.evaluation.pictures.predict import images_for
+from mae.evaluation.pictures.predict import images_for, only_file
 from mae.evaluation.pictures.segmentation import draw_segmentation, spread
 from mae.models.file import is_segmenter, load_with_report
 from mae.models.inference import undisturbed
@@ -34,7 +34,7 @@ class WrittenMaps:
 
     Attributes:
         images: how many.
-        unreadable: what is wrong with each image that could not be read.
+        unreadable: what is wrong with each image that could not be read, or that has no map.
     """
 
     images: int
@@ -42,9 +42,8 @@ class WrittenMaps:
 
 
 def find_segmenter(path: Path) -> Path | None:
-    """The file of a segmenter: itself, or that in the folder of its training; None where there is none."""
-    file = path / SEGMENTER_FILE if path.is_dir() else path
-    return file if file.is_file() and is_segmenter(file) else None
+    """The file of a segmenter: itself, or the only one in a folder; None where there is none."""
+    return only_file(path, SEGMENTER_FILE, is_segmenter)
 
 
 def predict_maps(
@@ -82,9 +81,14 @@ def predict_maps(
     with undisturbed(segmenter):
         for number in range(len(images)):
             try:
-                found = map_of_classes(images.get(number), wanted, segmenter, device=where)
+                image = images.get(number)
             except UnreadableImage as error:
                 unreadable.append(str(error))
+                continue
+            try:
+                found = map_of_classes(image, wanted, segmenter, device=where)
+            except MAEError as error:  # another shape than can be told
+                unreadable.append(f"{images.item_name(number)} is {error}")
                 continue
             stem = safe_name(PurePosixPath(images.item_name(number)).stem)
             name = next(name for name in _numbered(stem, number) if name not in names)

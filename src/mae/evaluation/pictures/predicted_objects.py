@@ -1,7 +1,7 @@
 """The objects that a trained detector finds in images: a picture of each, and COCO's json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from mae.credentials import concealed
 from mae.data.decode.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.average_precision import FoundObjects, coco_results, runs_of
+from mae.evaluation.common.finetuning import DETECTOR_FILE
 from mae.evaluation.pictures.detection import THRESHOLD, colours_of, with_found
-from mae.evaluation.pictures.predict import images_for
+from mae.evaluation.pictures.predict import images_for, only_file
 from mae.models.detector import Detections, Detector
-from mae.models.file import load_with_report
+from mae.models.file import is_detector, load_with_report
 from mae.models.given_images import scaled
 from mae.models.preprocess import preprocessing_of
 from mae.records import check_new, safe_name, write_whole
@@ -26,6 +27,11 @@ FILE = "detections.json"
 """What is found, in the folder of the pictures."""
 
 
+def find_detector(path: Path) -> Path | None:
+    """The file of a detector: itself, or the only one in a folder; None where there is none."""
+    return only_file(path, DETECTOR_FILE, is_detector)
+
+
 def find_objects(
     model: Detector | str | Path,
     source: str | Path,
@@ -34,6 +40,7 @@ def find_objects(
     threshold: float = THRESHOLD,
     data_root: str | Path = "data",
     device: str = "auto",
+    unreadable: Callable[[str], object] | None = None,
 ) -> dict[str, FoundObjects]:
     """Find objects in every image, like the command `mae predict` with a detector.
 
@@ -45,6 +52,7 @@ def find_objects(
         threshold: leave out what is found with a lower score; at least 0.5 is drawn.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        unreadable: is given what is wrong with each image that cannot be read.
 
     Returns:
         What was found in each readable image, by its name.
@@ -65,7 +73,9 @@ def find_objects(
     for number in range(len(images)):
         try:
             image = scaled(images.get(number))
-        except UnreadableImage:
+        except UnreadableImage as error:
+            if unreadable is not None:
+                unreadable(str(error))
             continue
         objects = of_detections(detector.detect([image.to(where)], threshold=threshold)[0])
         name = images.item_name(number)
@@ -76,7 +86,7 @@ def find_objects(
         write_picture(picture.permute(2, 0, 1), file, dtype=np.dtype(np.uint8))
     if not found:
         raise MAEError(f"no image of {source} can be read")
-    write_whole(folder / FILE, json.dumps(_as_coco(found, sizes, detector)) + "\n")
+    write_whole(folder / FILE, json.dumps(_as_coco(found, sizes, detector, within=Path(source))) + "\n")
     return found
 
 
@@ -103,8 +113,13 @@ def _loaded(path: Path) -> Detector:
     return model
 
 
-def _as_coco(found: Mapping[str, FoundObjects], sizes: list[tuple[int, int]], detector: Detector) -> dict[str, Any]:
-    """Annotations as in COCO's files of labels, so that they can be read as such."""
+def _as_coco(
+    found: Mapping[str, FoundObjects], sizes: list[tuple[int, int]], detector: Detector, *, within: Path
+) -> dict[str, Any]:
+    """Annotations as in COCO's files of labels, so that they can be read as such; images by their paths in a folder."""
+    paths = [
+        Path(name).relative_to(within) if Path(name).is_relative_to(within) else Path(Path(name).name) for name in found
+    ]
     annotations = []
     results = coco_results(list(found.values()), sizes, masks=detector.described.masks)
     boxes = [box for of in found.values() for box in of.boxes.tolist()]
@@ -115,8 +130,8 @@ def _as_coco(found: Mapping[str, FoundObjects], sizes: list[tuple[int, int]], de
         )
     return {
         "images": [
-            {"id": number, "file_name": Path(name).name, "height": height, "width": width}
-            for number, (name, (height, width)) in enumerate(zip(found, sizes, strict=True), start=1)
+            {"id": number, "file_name": path.as_posix(), "height": height, "width": width}
+            for number, (path, (height, width)) in enumerate(zip(paths, sizes, strict=True), start=1)
         ],
         "categories": [{"id": number, "name": name} for number, name in enumerate(detector.class_names, start=1)],
         "annotations": annotations,
