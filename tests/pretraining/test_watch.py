@@ -263,6 +263,18 @@ def test_the_page_is_written_until_the_run_is_finished(run, clock, tmp_path):
     assert text.getvalue().count("finished, 130 steps") == 1 and f"Page in {page}" in text.getvalue()
 
 
+def test_a_page_of_something_else_is_not_replaced(run, tmp_path):
+    page = tmp_path / "p.html"
+    page.write_text("precious")
+    write(run, ROWS)
+    with pytest.raises(UsageError, match="p.html, a file that is there already and no page of mae"):
+        watch.watch(run.root, page=page, every=1, once=True, console=Console(file=StringIO()))
+    assert page.read_text() == "precious"
+    page.unlink()
+    for _ in range(2):  # its own it writes anew
+        watch.watch(run.root, page=page, every=1, once=True, console=Console(file=StringIO()))
+
+
 def test_ctrl_c_ends_the_watching_and_the_pages_refreshing(run, clock, tmp_path):
     page = tmp_path / "p.html"
     clock += [lambda: None, KeyboardInterrupt]

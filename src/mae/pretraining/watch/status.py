@@ -30,6 +30,8 @@ _CONFIG, _DATA, _METRICS, _SUMMARY = "config.json", "data.json", "metrics.jsonl"
 _TRAINING = "training.json"  # of a training with labels, in a folder of its own below the run's
 _ENDED = "ended.json"
 _PANELS, _CHECKPOINTS = "panels", "checkpoints"
+_GENERATED = b'content="openmae"'
+"""In the head of every page of ours."""
 
 _PACE_ROWS = 20
 _PATIENCE = 4
@@ -57,6 +59,8 @@ def watch(folder: Path, *, page: Path | None, every: int, once: bool, console: C
     """
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--page is {page}; expected a file that ends in .html, so that nothing else is replaced")
+    if page is not None and page.is_file() and _GENERATED not in page.read_bytes()[:2000]:
+        raise UsageError(f"--page is {page}, a file that is there already and no page of mae; choose another name")
     if every < 1:
         raise UsageError(f"--every is {every}; expected 1 second or more")
     try:
