@@ -121,7 +121,7 @@ def test_the_header_tells_what_will_happen(photos: Path, tmp_path: Path, capsys:
     assert main(["pretrain", str(photos), *args.split(), "--out", str(tmp_path / "run")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
-        "mae_vit_lesson_patch4: encoder 3.1", "14 of", "mean 0.", "32x32 pixels in 8x8 patches, 75% masked",
+        "mae_vit_lesson_patch4: encoder 3.1", "14 of", "mean 0.", "32x32 pixels in a grid of 8x8 patches, 75% masked",
         "4 = 1 process(es) x 2 micro-batch(es) x 2 images", "peak 0.001", "2 steps, 3 an epoch",
         f"cpu, {torch.get_num_threads()} thread(s)", ", fp32; ",
         "mean_of_visible", "mean predictor", "images/s", "waiting for data", "ETA", "Finished",

@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity
 
 from mae.data.inspect.near_duplicates import NEAR
 from mae.errors import MAEError
-from mae.exploration.explored import ExploreRun
+from mae.exploration.explored import NUM_NEIGHBOURS, ExploreRun
 from mae.exploration.neighbour_rows import draw_rows_of_neighbours
 from mae.exploration.outliers import NearDuplicates, find_near_duplicates, find_odd
 from mae.exploration.thumbnails import crops_of
@@ -37,7 +37,7 @@ def odd_images(run: ExploreRun) -> Section:
         text=f"{far_out:,} of {len(odd.order):,} images are far out: the mean distance to their ten nearest is above "
         f"{odd.threshold:.2f}, three interquartile ranges above the upper quartile. Distances are those of centred "
         "features of length 1: 0 for copies, 1.41 for any two. Odd is not wrong: look whether an image belongs to the "
-        "set, is broken, or shows something rare.",
+        f"set, is broken, or shows something rare.{_rest(far_out)}",
         header=("image", "distance", ""),
         rows=[
             (run.names[row], f"{float(odd.scores[row]):.2f}", "far out" if odd.scores[row] > odd.threshold else "")
@@ -59,8 +59,10 @@ def duplicates(run: ExploreRun) -> Section:
     names = run.names
     return Section(
         title="Near duplicates",
-        text=f"{len(kinds):,} pairs of images are nearly the same ({counts}): {_meaning(found)} Copies make scores "
-        "too high where one is trained on and the other is tested on, and weigh twice in training.",
+        text=f"{len(kinds):,} pairs of images are nearly the same ({counts}): {_meaning(found)} Each image is compared "
+        f"with its {NUM_NEIGHBOURS} nearest, so that of larger groups of copies not every pair counts. Copies make "
+        "scores too high where one is trained on and the other is tested on, and weigh twice in training."
+        f"{_rest(len(kinds))}",
         header=("image", "is nearly", "cosine", "kind"),
         rows=[
             (names[first], names[second], f"{cosine:.4f}", kind)
@@ -70,6 +72,11 @@ def duplicates(run: ExploreRun) -> Section:
         ],
         pictures=[path],
     )
+
+
+def _rest(count: int) -> str:
+    """Where the table does not hold everything, what does."""
+    return f" The first {_NAMED} are listed; --list FILE.csv lists all." if count > _NAMED else ""
 
 
 def write_list(run: ExploreRun, path: Path) -> None:

@@ -252,7 +252,10 @@ def resolve_config(
             "falls to it; give a lower one"
         )
     if config.optim.mask_schedule != "const":
-        method.mask.num_visible(method.layout, config.optim.mask_start)
+        try:
+            method.mask.num_visible(method.layout, config.optim.mask_start)
+        except UsageError as error:
+            raise UsageError(f"--mask-start, which the run begins with: {error}") from error
     if config.machine.shard and config.optim.precision == "fp16":
         raise UsageError("--shard trains in bf16 or fp32, and --precision is fp16; give one of these")
     if config.data.reduced_decoding and config.machine.cache_on_device:
@@ -306,8 +309,8 @@ def _check_compared(term: Term, config: RunConfig, world: World) -> None:
         )
     if term.reads_batch and not term.reads_views and views > 1:
         raise UsageError(
-            f"{flag} drives the images of a batch apart, and with --repeated-aug {views} some are views of the same "
-            "image; leave one of the two out"
+            f"{flag} compares the images of a batch, and with --repeated-aug {views} some are views of the same image; "
+            "leave one of the two out"
         )
 
 
@@ -537,6 +540,7 @@ def _found_start(start: InitWeights, model: MethodConfig) -> dict[str, Any]:
         "decoder.": "a fresh decoder",
         "decoder.pred.": "a fresh last layer of the decoder",
         "encoder.norm.": "a fresh last norm of the encoder",
+        "encoder.cls_token": "a fresh class token",
     }
     return {
         "model": start.config.to_json(),

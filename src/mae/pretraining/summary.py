@@ -130,7 +130,8 @@ def _describe_crops(prepared: RunContext) -> str:
     colours = f", colour jitter {data.color_jitter:g}" if data.color_jitter else ""
     colours += f", {data.grayscale:.3g} of them grey" if data.grayscale else ""
     decoded = ", of JPEGs decoded at a reduced scale" if data.reduced_decoding else ""
-    return f"{height}x{width} pixels in {rows}x{columns} patches{colours}{decoded}, {_describe_ratio(prepared)}"
+    shape = f"{height}x{width} pixels in a grid of {rows}x{columns} patches"
+    return f"{shape}{colours}{decoded}, {_describe_ratio(prepared)}"
 
 
 def _describe_ratio(prepared: RunContext) -> str:

@@ -59,6 +59,11 @@ def test_images_that_all_say_the_same_leave_an_interval(images: int):
     assert pixels.high == 1 and (scratch.low, scratch.high) == pytest.approx((exact.low - 1, 1 - exact.low))
 
 
+def test_classes_that_are_told_apart_without_learning_get_another_advice():
+    verdict = compared(200, pixels=200)
+    assert "evaluate on classes that are harder to tell apart" in str(verdict) and "Train longer" not in str(verdict)
+
+
 def test_better_than_all():
     verdict = compared(180, pixels=120, random=100)
     assert verdict.answer == "better"

@@ -47,7 +47,7 @@ class DenseFinetuning(EvaluationProtocol):
 
     iterations: int = 1000
     """Optimizer steps; an hour on a laptop with a small model. Published recipes have over 150,000, for many GPUs."""
-    batch_size: Annotated[int | None, shown("16; all images where there are fewer", "B")] = None
+    batch_size: Annotated[int | None, shown("16, halved until it fits fewer images", "B")] = None
     """Images per step."""
     accumulate: int = 1
     """Micro-batches per step, to save memory."""

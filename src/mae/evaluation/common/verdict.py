@@ -100,10 +100,15 @@ class Verdict:
         parts = "; ".join(filter(None, [worse, unclear, better if told["better"] else ""]))
         if self.answer == "worse":
             return f"Verdict: nothing useful for these classes was learned: {reached}, {parts}. {_ADVICE}."
-        return f"Verdict: not shown to be of use here: {reached}, {parts}. {_ADVICE}, or {self.remedy}."
+        unclear_ones = [each for each in self.differences if each.answer == "unclear"]
+        told_apart = any(self.accuracy - each.share > _SATURATED for each in unclear_ones)
+        advice = _HARDER if told_apart else f"{_ADVICE}, or {self.remedy}"
+        return f"Verdict: not shown to be of use here: {reached}, {parts}. {advice}."
 
 
 _ADVICE = "Train longer, or on more images like these"
+_SATURATED = 0.99
+_HARDER = "What learned nothing does as well as can be: evaluate on classes that are harder to tell apart"
 
 
 def verdict_of(task: LabelledTask, result: ProtocolResult) -> Verdict | None:

@@ -49,7 +49,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
     """Learn relative positions, which begin without an effect."""
     channels: Annotated[int | None, shown("the encoder's width, at most 256", "C")] = None
     """Channels of the pyramid and the heads; 256 in ViTDet."""
-    batch_size: Annotated[int | None, shown("8; all images where there are fewer", "B")] = None
+    batch_size: Annotated[int | None, shown("8, halved until it fits fewer images", "B")] = None
     """Images per step; 64 in ViTDet."""
     warmup: Annotated[int | None, shown("250, at most a tenth of the steps", "STEPS")] = None
     """Steps over which the learning rate rises from 0."""

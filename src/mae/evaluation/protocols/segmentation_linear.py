@@ -35,7 +35,7 @@ class SegmentationLinear(SegmentationProtocol):
 
     iterations: int = 500
     """Optimizer steps; some minutes on a laptop with a small model. The paper has 40,000, for a GPU."""
-    batch_size: Annotated[int | None, shown("16; all images where there are fewer", "B")] = None
+    batch_size: Annotated[int | None, shown("16, halved until it fits fewer images", "B")] = None
     """Images per step."""
     accumulate: int = 1
     """Micro-batches per step, to save memory."""

@@ -226,11 +226,12 @@ class NoBetterThanMean:
         now = sum(self._last) / len(self._last)
         if now < self._SHARE * self._baseline:
             return None
+        hardly = ", hardly more" if now < self._baseline else ""
         return (
             f"after {row['step']:,} steps the reconstruction loss is {now:.4f}, and predicting the mean colour alone "
-            f"gives {self._baseline:.4f}: these may be too few steps yet, the rate may be far too small or too large, "
-            "the images may be constant or noise, or normalised wrongly; look at the newest panel, and check the run "
-            "with: mae doctor RUN"
+            f"gives {self._baseline:.4f}{hardly}: these may be too few steps yet, the rate may be far too small or too "
+            "large, the images may be constant or noise, or normalised wrongly; look at the newest panel, and check "
+            "the run with: mae doctor RUN"
         )
 
 
