@@ -58,8 +58,10 @@ def test_numbers_among_colours_and_unknown_colours_are_refused():
 
 
 def test_too_few_classes_and_colours_without_a_list_are_refused():
-    with pytest.raises(UsageError, match="has 1 classes that count; expected 2 to 255"):
-        pixel_classes(None, {0, 255}, coloured=False, ignore=(), name="set")
+    with pytest.raises(UsageError, match="has 1 classes that count; expected 2 to 255; 255 marks .* as 0 and 1"):
+        pixel_classes(None, {0, 255}, coloured=False, ignore=(), name="data")
+    with pytest.raises(UsageError, match="has 1 classes that count; expected 2 to 255$"):
+        pixel_classes(None, {0}, coloured=False, ignore=(), name="set")
     for listed in (None, {"road": None, "sky": 3}):
         with pytest.raises(UsageError, match="the masks hold colours, and nothing says which class"):
             pixel_classes(listed, {1, 2}, coloured=True, ignore=(), name="set")

@@ -117,7 +117,9 @@ def pixel_classes(
     ignored |= {value for label, value in values.items() if label.lower() in _IGNORED_NAMES}
     counted = {label: value for label, value in values.items() if value not in ignored}
     if not 2 <= len(counted) <= _MOST:
-        raise UsageError(f"{name} has {len(counted)} classes that count; expected 2 to {_MOST}")
+        binary = not coloured and len(counted) < 2 and IGNORED in values.values()
+        hint = f"; {IGNORED} marks what does not count, so save masks of 0 and 255 as 0 and 1" if binary else ""
+        raise UsageError(f"{name} has {len(counted)} classes that count; expected 2 to {_MOST}{hint}")
     return PixelClasses(
         names=tuple(counted), values=tuple(counted.values()), ignored=frozenset(ignored), coloured=coloured
     )
