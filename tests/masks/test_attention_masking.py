@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from light import without_pictures
 from resuming import whole_and_resumed
 from safetensors.torch import load_file
 from torch import Tensor
@@ -120,13 +121,17 @@ def test_masks_follow_the_teacher_as_it_learns():
     assert not torch.equal(before, model.plan(images, keys=keys).hidden)
 
 
+TINY = {"model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
 def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
     run = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5, "steps": 6, "batch_size": 8, "lr": 0.01,
            "checkpoint_every": 1, "device": "cpu"}  # fmt: skip
-    return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
+    return mae.pretrain("builtin:digits", out=out, quiet=True, **TINY, **run, **options)
 
 
-def test_a_run_resumes_with_the_same_masks(tmp_path: Path):
+def test_a_run_resumes_with_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    without_pictures(monkeypatch)
     whole, resumed = whole_and_resumed(tmp_path, pretrain)
     one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)

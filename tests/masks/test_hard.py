@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from light import without_pictures
 from resuming import whole_and_resumed
 from safetensors.torch import load_file
 
@@ -76,13 +77,17 @@ def test_what_it_needs_is_asked_for(options: dict[str, Any], told: str):
         HardMasking().plan(MaskRequest(layout=LAYOUT, keys=KEYS))
 
 
+TINY = {"model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
 def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
     run = {"mask": "hard", "teacher": "ema", "teacher_momentum": 0.5, "difficulty": 1.0, "mask_first": 0.2, "steps": 6,
            "batch_size": 8, "lr": 0.01, "checkpoint_every": 1, "device": "cpu"}  # fmt: skip
-    return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
+    return mae.pretrain("builtin:digits", out=out, quiet=True, **TINY, **run, **options)
 
 
-def test_a_run_resumes_with_the_same_masks(tmp_path: Path):
+def test_a_run_resumes_with_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    without_pictures(monkeypatch)
     whole, resumed = whole_and_resumed(tmp_path, pretrain)
     one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -107,7 +107,7 @@ def test_the_teacher_stands_in_the_header(finished: Path, tmp_path: Path, capsys
     assert main(command.split()) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "teacher frozen (source" in shown and "resample True, width 256, size 8x8, grid 4x4" in shown
-    assert "in 2x2 patches" in shown
+    assert "in a grid of 2x2 patches" in shown
 
 
 def test_the_student_begins_anew(second: Path, finished: Path, tmp_path: Path) -> None:

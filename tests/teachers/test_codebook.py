@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from light import without_pictures
 from pieces import batch_of
 from resuming import whole_and_resumed
 from safetensors.torch import load_file
@@ -181,13 +182,17 @@ def test_codes_of_structure_are_learned_and_those_of_noise_are_not(make: Any, le
     assert loss < 0.75 * best if learns else loss > 0.97 * best
 
 
+TINY = {"model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
 def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
     run = {**CODES, "teacher_codes": 32, "steps": 6, "batch_size": 8, "lr": 0.01, "checkpoint_every": 1,
            "device": "cpu", "accumulate": 2}  # fmt: skip
-    return mae.pretrain("builtin:digits", out=out, quiet=True, **run, **options)
+    return mae.pretrain("builtin:digits", out=out, quiet=True, **TINY, **run, **options)
 
 
-def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path):
+def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    without_pictures(monkeypatch)
     whole, resumed = whole_and_resumed(tmp_path, pretrain)
     for name in (None, "teacher.safetensors"):
         files = [find_weights(run.folder) for run in (whole, resumed)]
