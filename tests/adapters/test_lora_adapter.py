@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from light import without_pictures
 from resuming import whole_and_resumed
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -24,6 +25,11 @@ SMALL = MethodConfig().override({
     "std": (0.5,), "pixel_dtype": "uint8",
 })  # fmt: skip
 ADAPTED = {"adapter": "lora", "adapter_rank": 4, "adapter_blocks": 1}
+
+
+@pytest.fixture(autouse=True)
+def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pictures(monkeypatch)
 
 
 @pytest.fixture

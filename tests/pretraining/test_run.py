@@ -134,7 +134,15 @@ NARROW = {"embed_dim": 96, "depth": 2, "num_heads": 3, "decoder_embed_dim": 48}
 
 def test_learning_beats_the_mean_on_structure(tmp_path: Path, photos: Path):
     """The whole path learns: from files to a loss clearly below what the mean colour reaches."""
-    options = {"img_size": 32, "patch_size": 8, "batch_size": 14, "steps": 150, "lr": 2e-3, "norm_pix_loss": False, **NARROW}
+    options = {
+        "img_size": 32,
+        "patch_size": 8,
+        "batch_size": 14,
+        "steps": 150,
+        "lr": 2e-3,
+        "norm_pix_loss": False,
+        **NARROW,
+    }
     result = mae.pretrain(
         photos, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, device="cpu", **options
     )
@@ -149,7 +157,15 @@ def test_noise_teaches_nothing(tmp_path: Path):
     for number in range(14):
         pixels = torch.randint(0, 256, (48, 48, 3), dtype=torch.uint8, generator=generator)
         Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
-    options = {"img_size": 32, "patch_size": 8, "batch_size": 14, "steps": 60, "lr": 2e-3, "norm_pix_loss": False, **NARROW}
+    options = {
+        "img_size": 32,
+        "patch_size": 8,
+        "batch_size": 14,
+        "steps": 60,
+        "lr": 2e-3,
+        "norm_pix_loss": False,
+        **NARROW,
+    }
     result = mae.pretrain(
         folder, model="mae_vit_lesson_patch4", out=tmp_path / "run", quiet=True, device="cpu", **options
     )
