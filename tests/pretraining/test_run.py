@@ -129,7 +129,7 @@ def test_the_header_tells_what_will_happen(photos: Path, tmp_path: Path, capsys:
         assert part in shown, part
 
 
-NARROW = {"embed_dim": 96, "depth": 2, "num_heads": 3, "decoder_embed_dim": 48}
+NARROW = {"norm_pix_loss": False, "embed_dim": 96, "depth": 2, "num_heads": 3, "decoder_embed_dim": 48}
 
 
 def test_learning_beats_the_mean_on_structure(tmp_path: Path, photos: Path):
