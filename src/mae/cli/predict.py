@@ -54,19 +54,25 @@ def predict(
     console = Console()
     where = out or Path("predictions.csv")
     folder = out or Path("predictions")
-    if (file := predict_maps.find_segmenter(Path(model))) is not None:
+    segmenter, detector = (find(Path(model)) for find in (predict_maps.find_segmenter, predicted_objects.find_detector))
+    kinds = [segmenter, detector, *prediction.classifiers_in(Path(model))[:1]]
+    if len(several := [str(file) for file in kinds if file is not None]) > 1:
+        raise UsageError(f"{model} holds models of several kinds; name one, such as {' or '.join(several)}")
+    if segmenter is not None:
         with stage(console, f"Telling the classes of the pixels of {source}"):
-            maps = predict_maps.predict_maps(file, source, out=folder, sheet=sheet, data_root=data_root, device=device)
+            maps = predict_maps.predict_maps(
+                segmenter, source, out=folder, sheet=sheet, data_root=data_root, device=device
+            )
         lines = [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {folder}"]
         _tell(console, [*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
         return 0
-    if (file := predicted_objects.find_detector(Path(model))) is not None:
+    if detector is not None:
         if sheet is not None:
-            raise UsageError(f"--sheet is of classes, and {file} finds objects, drawn in --out; leave it out")
+            raise UsageError(f"--sheet is of classes, and {detector} finds objects, drawn in --out; leave it out")
         unreadable: list[str] = []
         with stage(console, f"Finding objects in {source}"):
             objects = predicted_objects.find_objects(
-                file, source, out=folder, data_root=data_root, device=device, unreadable=unreadable.append
+                detector, source, out=folder, data_root=data_root, device=device, unreadable=unreadable.append
             )
         count = sum(len(of.scores) for of in objects.values())
         said = f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"

@@ -11,6 +11,7 @@ from tiny import tiny_config
 
 import mae
 from mae.cli import main
+from mae.models.classifier import build_classifier
 from mae.models.segmenter import Segmenter, build_segmenter, upernet_head
 
 
@@ -62,6 +63,19 @@ def test_an_image_too_lengthy_is_told_and_the_others_get_their_maps(
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["0.png", "1.png", "classes.txt"]
     said = " ".join(capsys.readouterr().out.split())
     assert "2 images" in said and "00.png is an image of 9 x 900 pixels; expected one at most" in said
+
+
+def test_a_folder_with_models_of_two_kinds_asks_which(
+    segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = tiny_config(img_size=16, in_chans=1, mean=(0.5,), std=(0.25,))
+    said = {"num_classes": 2, "class_names": ("a", "b"), "drop_path": 0.0, "label_smoothing": 0.0}
+    other = build_classifier(config, pretrained=None, **said)
+    mae.save(other, tmp_path / "training" / "other" / "classifier.safetensors")
+    words = ["predict", str(tmp_path / "training"), str(drawn_masks(tmp_path / "data", test=1) / "val" / "images")]
+    assert main([*words, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert "holds models of several kinds" in told and "segmenter.safetensors or" in told and "classifier.saf" in told
 
 
 def test_no_map_is_written_over_another(segmenter: Segmenter, tmp_path: Path):

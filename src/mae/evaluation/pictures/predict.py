@@ -148,13 +148,15 @@ def check_outputs(out: str | Path | None, sheet: str | Path | None) -> None:
 
 
 def only_file(path: Path, name: str, is_kind: Callable[[Path], bool]) -> Path | None:
-    """A file of a kind of model: the path itself, or the only one of that name below it; None where there is none.
+    """A file of a kind of model: the path itself, that in a folder, or the only one below; None where there is none.
 
     Raises:
         UsageError: several.
     """
     if not path.is_dir():
         return path if path.is_file() and is_kind(path) else None
+    if is_kind(path / name):
+        return path / name
     found = sorted(file for file in path.rglob(name) if is_kind(file))
     if len(found) > 1:
         raise UsageError(f"{path} holds {len(found)} of {name}; name one of {', '.join(map(str, found))}")
@@ -170,14 +172,19 @@ def find_classifier(path: Path) -> Path:
     check_model(path)
     if path.is_file():
         return path
-    known = [*path.glob("evaluation/*.safetensors"), *path.rglob("classifier.safetensors")]
-    found = sorted({file for file in known if is_classifier(file)})
+    found = classifiers_in(path)
     if not found:
         what = "a run" if RunFolder(path).holds_run else "a folder"
         raise UsageError(f"{path} is {what} without a trained classifier; {_HOW}")
     if len(found) > 1:
         raise UsageError(f"{path} holds {len(found)} classifiers; name one of {', '.join(map(str, found))}")
     return found[0]
+
+
+def classifiers_in(folder: Path) -> list[Path]:
+    """The files of the classifiers that a run's folder holds."""
+    known = [*folder.glob("evaluation/*.safetensors"), *folder.rglob("classifier.safetensors")]
+    return sorted({file for file in known if is_classifier(file)})
 
 
 def load_classifier(path: Path | None) -> Classifier:
