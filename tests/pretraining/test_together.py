@@ -13,13 +13,13 @@ import mae
 from mae.training.checkpoint import check
 from mae.training.log import loss_rows, read_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(960)]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
-    run_script(Path(__file__).with_name("together.py"), folder, seconds=580)
+    run_script(Path(__file__).with_name("together.py"), folder, seconds=900)
     return folder
 
 
