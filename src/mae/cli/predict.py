@@ -1,16 +1,14 @@
 """`mae predict MODEL SOURCE`."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from mae.cli.early import check_use
 from mae.config import Device
 from mae.options import shown
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def run(args: list[str]) -> int:
@@ -42,57 +40,80 @@ def predict(
     """
     check_use(model, source, data_root=data_root)
 
-    from collections import Counter
-
-    from rich.console import Console
-
     from mae.errors import UsageError
-    from mae.evaluation.pictures import predict as prediction
-    from mae.evaluation.pictures import predict_maps, predicted_objects
-    from mae.report.terminal.console import stage
+    from mae.evaluation.pictures.predict import classifiers_in
+    from mae.evaluation.pictures.predict_maps import find_segmenter
+    from mae.evaluation.pictures.predicted_objects import find_detector
 
-    console = Console()
-    where = out or Path("predictions.csv")
-    folder = out or Path("predictions")
-    segmenter, detector = (find(Path(model)) for find in (predict_maps.find_segmenter, predicted_objects.find_detector))
-    kinds = [segmenter, detector, *prediction.classifiers_in(Path(model))[:1]]
+    segmenter, detector = find_segmenter(Path(model)), find_detector(Path(model))
+    kinds = [segmenter, detector, *classifiers_in(Path(model))[:1]]
     if len(several := [str(file) for file in kinds if file is not None]) > 1:
         raise UsageError(f"{model} holds models of several kinds; name one, such as {' or '.join(several)}")
+    folder = out or Path("predictions")
     if segmenter is not None:
-        with stage(console, f"Telling the classes of the pixels of {source}"):
-            maps = predict_maps.predict_maps(
-                segmenter, source, out=folder, sheet=sheet, data_root=data_root, device=device
-            )
-        lines = [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {folder}"]
-        _tell(console, [*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
-        return 0
-    if detector is not None:
-        if sheet is not None:
-            raise UsageError(f"--sheet is of classes, and {detector} finds objects, drawn in --out; leave it out")
-        unreadable: list[str] = []
-        with stage(console, f"Finding objects in {source}"):
-            objects = predicted_objects.find_objects(
-                detector, source, out=folder, data_root=data_root, device=device, unreadable=unreadable.append
-            )
-        count = sum(len(of.scores) for of in objects.values())
-        said = f"{len(objects):,} images, {count:,} objects: pictures and {predicted_objects.FILE} in {folder}"
-        _tell(console, [*unreadable, said])
-        return 0
-    with stage(console, f"Naming the classes of {source}"):
-        found = prediction.predict(
-            model, source, out=where, sheet=sheet, top=top, data_root=data_root, device=device, quiet=True
+        lines = _predict_maps(segmenter, source, out=folder, sheet=sheet, data_root=data_root, device=device)
+    elif detector is None:
+        table = out or Path("predictions.csv")
+        lines = _predict_classes(model, source, out=table, sheet=sheet, top=top, data_root=data_root, device=device)
+    elif sheet is not None:
+        raise UsageError(f"--sheet is of classes, and {detector} finds objects, drawn in --out; leave it out")
+    else:
+        lines = _find_objects(detector, source, out=folder, data_root=data_root, device=device)
+    _tell([*lines, *([f"Look at {sheet}"] if sheet is not None else [])])
+    return 0
+
+
+def _predict_maps(
+    file: Path, source: str, *, out: Path, sheet: Path | None, data_root: Path, device: Device
+) -> list[str]:
+    from mae.evaluation.pictures.predict_maps import predict_maps
+
+    with _stage(f"Telling the classes of the pixels of {source}"):
+        maps = predict_maps(file, source, out=out, sheet=sheet, data_root=data_root, device=device)
+    return [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {out}"]
+
+
+def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device: Device) -> list[str]:
+    from mae.evaluation.pictures.predicted_objects import FILE, find_objects
+
+    lines: list[str] = []
+    with _stage(f"Finding objects in {source}"):
+        objects = find_objects(file, source, out=out, data_root=data_root, device=device, unreadable=lines.append)
+    count = sum(len(of.scores) for of in objects.values())
+    return [*lines, f"{len(objects):,} images, {count:,} objects: pictures and {FILE} in {out}"]
+
+
+def _predict_classes(
+    model: str, source: str, *, out: Path, sheet: Path | None, top: int, data_root: Path, device: Device
+) -> list[str]:
+    from collections import Counter
+
+    from mae.evaluation.pictures.predict import predict as predict_classes
+
+    with _stage(f"Naming the classes of {source}"):
+        found = predict_classes(
+            model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device, quiet=True
         )
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:
-        lines.append(f"{len(found.unreadable):,} files cannot be read; they stand at the end of {where}")
-    lines += [f"Classes in {where}", *([f"Look at {sheet}"] if sheet is not None else [])]
-    _tell(console, lines)
-    return 0
+        lines.append(f"{len(found.unreadable):,} files cannot be read; they stand at the end of {out}")
+    return [*lines, f"Classes in {out}"]
 
 
-def _tell(console: "Console", lines: list[str]) -> None:
+def _stage(what: str) -> AbstractContextManager[None]:
+    from rich.console import Console
+
+    from mae.report.terminal.console import stage
+
+    return stage(Console(), what)
+
+
+def _tell(lines: list[str]) -> None:
+    from rich.console import Console
+
     from mae.text import visible
 
+    console = Console()
     for line in lines:
         console.print(visible(line), soft_wrap=True, highlight=False, markup=False)

@@ -297,12 +297,7 @@ def _kind_in(path: Path) -> str | None:
 
 def is_detector(path: Path) -> bool:
     """Whether a file of this package holds a model that finds objects; False where it cannot be read."""
-    try:
-        check_header(path)
-        with safe_open(path, framework="pt") as file:
-            return _read_record(path, file.metadata() or {}).kind == DETECTOR
-    except (OSError, SafetensorError, MAEError, UsageError):
-        return False
+    return _kind_in(path) == DETECTOR
 
 
 def load_model(path: Path, *, merged: bool = True) -> MaskedAutoencoder:

@@ -20,7 +20,7 @@ from mae.core.types import SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.decode.limits import check_workers
-from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD, check_divisible
+from mae.data.loading.loader import IMAGENET_MEAN, IMAGENET_STD, check_micro_batches
 from mae.data.loading.sampler import AllBut, Numbers
 from mae.data.sources.names import check_apart, check_exists
 from mae.data.sources.open import absolute_source, open_source
@@ -240,7 +240,7 @@ def resolve_config(
         )
     _check_warmups(config, len(images))
     assert config.optim.batch_size is not None
-    check_divisible(
+    check_micro_batches(
         config.optim.batch_size,
         accumulate=config.machine.accumulate,
         world=world.size,

@@ -149,9 +149,10 @@ def read_classes(path: Path) -> dict[str, int | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as text: {error}") from error
     classes: dict[str, int | None] = {}
-    rows = [line.replace(",", " ").split() for line in text.splitlines()]
+    lines = text.splitlines()
+    rows = [line.replace(",", " ").split() for line in lines]
     behind = _end_in_numbers([words for words in rows if words and not words[0].startswith("#")])
-    for number, (line, words) in enumerate(zip(text.splitlines(), rows, strict=True), start=1):
+    for number, (line, words) in enumerate(zip(lines, rows, strict=True), start=1):
         if not words or words[0].startswith("#"):
             continue
         label, value = _parsed([words[-1], *words[:-1]] if behind else words)

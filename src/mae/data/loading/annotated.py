@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from mae.data.dataset.images import ImageSet
-from mae.data.loading.loader import InPieces, check_divisible, loaded_pieces
+from mae.data.loading.loader import InPieces, check_micro_batches, loaded_pieces
 from mae.data.loading.sampler import AllBut, Numbers, RankOrder, make_shuffle
 from mae.data.loading.worker import Found, ReplacedImages, none_readable, one_thread
 from mae.errors import MAEError, UsageError
@@ -107,7 +107,7 @@ class AnnotatedLoader:
                 f"--batch-size {self.batch_size} is more than the {len(self._chosen)} images of {self.images.name}; "
                 f"lower it"
             )
-        check_divisible(self.batch_size, accumulate=self.accumulate, world=self.world, views=1)
+        check_micro_batches(self.batch_size, accumulate=self.accumulate, world=self.world, views=1)
 
     @cached_property
     def _chosen(self) -> Numbers:

@@ -75,7 +75,7 @@ class RawBatch:
     unreadable: tuple[str, ...]
 
 
-def check_divisible(batch_size: int, *, accumulate: int, world: int, views: int) -> None:
+def check_micro_batches(batch_size: int, *, accumulate: int, world: int, views: int) -> None:
     """Refuse a batch that has no equal micro-batches of whole images.
 
     Raises:
@@ -137,7 +137,7 @@ class TrainingLoader:
                 f"--batch-size {self.batch_size} is more than the {len(self._chosen())} images of {self.images.name}; "
                 f"lower it"
             )
-        check_divisible(self.batch_size, accumulate=self.accumulate, world=self.world, views=self.views)
+        check_micro_batches(self.batch_size, accumulate=self.accumulate, world=self.world, views=self.views)
         images, how = self.images, self.augmentation
         if (how.rand_augment or how.reduced_decoding) and (images.channels not in (1, 3) or images.dtype != np.uint8):
             option = "RandAugment" if how.rand_augment else "--reduced-decoding"
