@@ -14,6 +14,9 @@ from mae.errors import UsageError
 from mae.interop.adapt import Stem, resample, resized, with_channels
 from mae.interop.imports.convert import WeightMetadata
 from mae.interop.imports.open import ImportOverrides, import_model
+from mae.masks.grid import GridMasking
+from mae.masks.random import RandomMasking
+from mae.models.detector import DetectionHead, Detector, build_detector
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 
@@ -41,6 +44,23 @@ def test_a_model_takes_another_size(kind: str) -> None:
         assert torch.equal(larger.encode(images).patches, model.encode(images).patches)
     same, _ = resized(model, (16, 24))
     assert torch.equal(same.encode(images_for(model)).patches, model.encode(images_for(model)).patches)
+
+
+def test_a_mask_that_smaller_images_have_no_room_for_is_random_there() -> None:
+    model = tiny_model(mask="grid", mask_cell=3)
+    same, smaller = resized(model, (32, 24))[0], resized(model, (8, 12))[0]
+    assert same.config is not None and same.config.mask == GridMasking(cell=3)
+    assert smaller.config is not None and smaller.config.mask == RandomMasking()
+
+
+def test_a_detector_takes_other_channels_and_finds_the_same() -> None:
+    config = tiny_model(mean=(0.1,) * 3, std=(0.2,) * 3).config
+    assert config is not None
+    detector = build_detector(config, DetectionHead(size=16, channels=8), class_names=("a", "b"), pretrained=None)
+    grey, _ = with_channels(detector, 1, "mean", mean=(0.1,), std=(0.2,))
+    assert isinstance(grey, Detector) and grey.class_names == ("a", "b")
+    image = torch.rand(1, 1, 16, 24)
+    assert_close(grey.answer(image)[1], detector.eval().answer(image.expand(-1, 3, -1, -1))[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 5, 6, 13])

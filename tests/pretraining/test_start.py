@@ -18,6 +18,7 @@ from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.interop.adapt import resized
 from mae.models.build import build_model
+from mae.models.detector import DetectionHead, build_detector
 from mae.models.file import load_with_report, model_metadata, save_model
 from mae.models.presets import create_model, model_config
 from mae.models.pretrained import PretrainedEncoder
@@ -196,6 +197,17 @@ def test_an_encoder_alone_gets_the_decoder_of_its_size(tmp_path: Path):
     assert run.method.decoder == usual.decoder and usual.decoder.embed_dim == 128
     assert run.config.data.statistics == "data" and run.method.target.norm  # it knew neither
     assert prepared(path, img_size=(8, 8), norm_pix_loss=False).method.target.norm is False
+
+
+def test_a_detector_tells_what_it_lacks_and_loses_and_is_not_adapted(tmp_path: Path):
+    config = DIGITS.override({"depth": 4})
+    detector = build_detector(config, DetectionHead(size=8, channels=8), class_names=("seven",), pretrained=None)
+    save_model(detector, path := tmp_path / "d.safetensors", model_metadata(detector))
+    found = prepared(path).found["start"]
+    assert found["loaded"].endswith(", relative positions left out")
+    assert found["fresh"] == "a fresh decoder and a fresh last norm of the encoder and a fresh class token"
+    with pytest.raises(UsageError, match="have no norm and no cls_token, which would stay untrained; leave"):
+        prepared(path, adapter="lora")
 
 
 def test_learned_positions_are_made_for_another_size(tmp_path: Path):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -52,9 +53,10 @@ def slowly(step: Step) -> float:
         errors = (step.prediction[row].detach() - step.target[row]).square().mean(dim=-1)
         for i in masked:
             for j in masked:
+                pairs += i < j
                 if errors[i] > errors[j]:
                     own, other = (step.projected[row, place, 0] for place in (i, j))
-                    total, pairs = total - float(torch.sigmoid(own - other).log()), pairs + 1
+                    total -= float(torch.sigmoid(own - other).log())
     return total / pairs
 
 
@@ -62,6 +64,18 @@ def slowly(step: Step) -> float:
 def test_it_is_the_mean_over_pairs_of_masked_patches(changes: dict[str, bool]):
     step = step_of(torch.randn(3, 16, 1), **changes)
     assert float(Difficulty()(step)) == pytest.approx(slowly(step), rel=1e-5)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole_where_data_is_missing():
+    step = step_of(torch.randn(2, 16, 1))
+    step.target[0, 3:9] = torch.nan
+    alone = []
+    for row in (0, 1):
+        part = slice(row, row + 1)
+        of = {name: getattr(step.plan, name)[part] for name in ("visible", "predicted", "hidden")}
+        own = {name: getattr(step, name)[part] for name in ("prediction", "target", "projected")}
+        alone.append(Difficulty()(replace(step, plan=replace(step.plan, **of), **own)))
+    assert_close(sum(alone) / 2, Difficulty()(step))
 
 
 def test_a_guess_that_knows_nothing_has_log_2_and_the_right_order_nothing():

@@ -10,7 +10,8 @@ from torch.nn.functional import interpolate
 
 from mae.core.method import MethodConfig
 from mae.core.types import Grid
-from mae.models.file import build, classes_of, kind_of
+from mae.errors import UsageError
+from mae.models.file import build, classes_of, kind_of, objects_found_by
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import drawing_from
@@ -24,13 +25,16 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
     """The same weights for images of another size, and a note on the position embedding.
 
     A sine-cosine embedding is computed for the new grid. A learned one is resampled in two dimensions, bicubic with
-    antialiasing, as in timm.
+    antialiasing, as in timm. A mask that the new grid is too small for is random in what the model is trained as.
 
     Raises:
         UsageError: a size that is not a multiple of the patch.
     """
     old = _config_of(model)
-    new = old.override({"img_size": img_size})
+    try:
+        new = old.override({"img_size": img_size})
+    except UsageError:
+        new = old.override({"img_size": img_size, "mask": "random"})
     weights = resampled(model, new.layout.grid)
     how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
     return _built(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
@@ -102,6 +106,6 @@ def _config_of(model: PretrainedEncoder) -> MethodConfig:
 def _built(like: PretrainedEncoder, config: MethodConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
     """A model of the same kind."""
     with drawing_from(0):  # overwritten below; leaves the caller's random state alone
-        model = build(kind_of(like), config, classes_of(like))
+        model = build(kind_of(like), config, classes_of(like), objects_found_by(like))
     model.load_state_dict(weights)
     return model.eval()

@@ -54,7 +54,8 @@ def open_init_weights(path: str) -> InitWeights:
         config, encoder=encoder, decoder=decoder, target=target, mask=plain.mask, loss=plain.loss, terms=(),
         teacher=None, adapter=None,
     )  # fmt: skip
-    return InitWeights(model=model, config=config, line=report.line(), licence=report.origin.get("licence"))
+    left = ", relative positions left out" if any(".rel_pos." in name for name in model.state_dict()) else ""
+    return InitWeights(model=model, config=config, line=report.line() + left, licence=report.origin.get("licence"))
 
 
 def inherit_config(config: RunConfig, given: Collection[str], start: InitWeights) -> RunConfig:
@@ -119,9 +120,17 @@ def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
 
 
 def _check_adapter(adapter: object, start: InitWeights) -> None:
-    """Refuse weights to adapt whose patch projection, which stays as it is, treats all channels alike."""
+    """Refuse weights to adapt that lack a part of the encoder, or whose patch projection treats all channels alike.
+
+    Both stay as they are.
+    """
     if adapter is None:
         return
+    if lacking := [part.split(".")[1] for part in fresh_part(start, start.config) if part.startswith("encoder.")]:
+        raise UsageError(
+            f"--adapter keeps most of the encoder as it is, and the weights of --init-from have no "
+            f"{' and no '.join(lacking)}, which would stay untrained; leave --adapter out to train everything"
+        )
     channels, weight = start.config.layout.channels, start.model.encoder.patch_embed.proj.weight
     kernels = weight.reshape(len(weight), channels, -1)
     if channels > 1 and bool((kernels == kernels[:, :1]).all()):

@@ -18,8 +18,9 @@ class Difficulty(Term):
     """Tell of two masked patches of an image which one's prediction is worse (HPM: Wang et al. 2023, section 3.3).
 
     A decoder of its own gives each patch a number d. Of every pair of masked patches i and j of an image whose squared
-    errors differ, i having the larger one, the term is the mean of `log(1 + exp(d_j - d_i))`: log 2 where nothing is
-    known, 0 at the right order. The errors are constants in it.
+    errors differ, i having the larger one, the term has `log(1 + exp(d_j - d_i))`: log 2 where nothing is known, 0 at
+    the right order. The errors are constants in it. The mean is over all pairs, those without data too, so that parts
+    of a batch and processes add up to the whole.
     """
 
     kind: ClassVar[str] = "difficulty"
@@ -59,4 +60,5 @@ class Difficulty(Term):
         guess = step.projected.float().squeeze(-1)
         worse = error.unsqueeze(2) > error.unsqueeze(1)  # [B, M, M], never of NaN
         wrong = softplus(guess.unsqueeze(1) - guess.unsqueeze(2))
-        return (wrong * worse).sum() / worse.sum().clamp(min=1)
+        masked = counted.sum(dim=1)
+        return (wrong * worse).sum() / (masked * (masked - 1) / 2).sum().clamp(min=1)

@@ -317,6 +317,15 @@ def test_a_class_that_is_never_in_the_test_part(tmp_path: Path):
     assert found(tmp_path) == {"classes in both parts": "warn"}
 
 
+def test_masks_of_255_are_masks_of_one_class(tmp_path: Path):
+    masks(tmp_path, "ground\ncell\n")
+    for part, number in numbered():
+        save(tmp_path / part / "masks" / f"{number}.png", (smooth(number) > 0).astype(np.uint8) * np.uint8(255))
+    assert found(tmp_path) == {"classes in both parts": "stop"}
+    (finding,) = [each for each in inspect_labels(tmp_path)[0] if each.level == "stop"]
+    assert finding.value == "of 2 classes the masks hold one alone: ground" and "as 0 and 1" in (finding.advice or "")
+
+
 def test_images_without_a_mask(tmp_path: Path):
     (masks(tmp_path) / "train" / "masks" / "1.png").unlink()
     assert found(tmp_path) == {"images without labels": "note"}

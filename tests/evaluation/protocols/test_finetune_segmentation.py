@@ -160,6 +160,7 @@ def test_intervals_are_students():
     ("options", "told"),
     [
         ({"iterations": 0}, "iterations is 0"),
+        ({"iterations": 9, "warmup": 9}, "warmup is 9 steps of 9"),
         ({"labels_used": "0%"}, "is not a share of the labels"),
         ({"layer_decay": 1.5}, "expected shares up to 1"),
         ({"beside": ["scratch", "scratch"]}, "expected different weights"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mae.data.annotations.parts import HELD_OUT
-from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes
+from mae.data.annotations.pixel_classes import IGNORED, PixelClasses, packed, pixel_classes
 from mae.data.annotations.segmentation import find_masks, read_mask
 from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.inspect.labelled_images import copies, fault, in_both_parts, look_at, sizes, unreadable, without_labels
@@ -165,7 +165,7 @@ def _classes(
         kinds,
         _smeared(smeared, usable),
         _unknown([mask for part in clean for mask in part], classes, known),
-        in_both_parts(classes.names, *counts),
+        _one_class(sum(counts), classes) or in_both_parts(classes.names, *counts),
     ]
 
 
@@ -208,6 +208,22 @@ def _unknown(masks: Sequence[_Mask], classes: PixelClasses, known: np.ndarray) -
         what="masks hold values that stand for no class",
         advice=f"expected {classes.shown(classes.values)}: name them in classes.txt, or leave them out with --ignore",
         level="stop",
+    )
+
+
+def _one_class(counts: np.ndarray, classes: PixelClasses) -> Finding | None:
+    """Masks of nothing but one class, which teach nothing; None where there are more, or none that could be read."""
+    if (counts > 0).sum() != 1:
+        return None
+    there = classes.names[int(counts.argmax())]
+    hint = (
+        "" if classes.coloured else f"; {IGNORED} marks what does not count: save masks of 0 and {IGNORED} as 0 and 1"
+    )
+    return Finding(
+        name="classes in both parts",
+        level="stop",
+        value=f"of {len(classes.names)} classes the masks hold one alone: {there}",
+        advice=f"check the numbers or colours in classes.txt{hint}",
     )
 
 

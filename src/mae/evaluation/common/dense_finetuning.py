@@ -82,6 +82,8 @@ class DenseFinetuning(EvaluationProtocol):
         for name in ("lr", "warmup", "weight_decay", "pictures"):
             if (value := getattr(self, name)) is not None and not 0 <= value < inf:
                 raise UsageError(f"{name} is {value}; expected a finite number of 0 or more")
+        if self.warmup is not None and self.warmup >= self.iterations:
+            raise UsageError(f"warmup is {self.warmup} steps of {self.iterations} (iterations); expected fewer")
         if not 0 < self.layer_decay <= 1 or not 0 <= self.drop_path < 1:
             raise UsageError(
                 f"layer_decay is {self.layer_decay} and drop_path {self.drop_path}; expected shares up to 1 and below 1"
