@@ -39,6 +39,12 @@ def test_one_mask_serves_the_whole_batch(shape: str) -> None:
     assert torch.equal(plan_of(mask, batch=3).hidden, one.expand(3, -1))
 
 
+def test_as_many_images_as_pixels_in_a_column_have_masks_of_their_own() -> None:
+    layout = Layout(size=(4, 4), patch=(2, 2), channels=3)
+    hidden = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]).bool()
+    assert torch.equal(plan_from_mask(hidden, batch=4, layout=layout).hidden, hidden)
+
+
 def test_one_hidden_pixel_hides_its_patch() -> None:
     mask = torch.zeros(1, 8, 6)
     mask[0, 7, 1] = 1  # last row, second column of pixels: lower left patch

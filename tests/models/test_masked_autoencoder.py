@@ -1,5 +1,6 @@
 """What the forward promises: what it sees, what it computes, what it trains."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,26 @@ def test_more_than_one_source_of_the_mask_is_refused() -> None:
     for left_out in sources:
         with pytest.raises(UsageError, match="not both|at most one"):
             model(images, **{name: source for name, source in sources.items() if name != left_out})
+
+
+def test_plans_and_keys_of_other_images_are_refused() -> None:
+    model = tiny_model()
+    images = images_for(model)
+    plan = model.plan(images)
+    with pytest.raises(UsageError, match="holds no image"):
+        model(images[:0])
+    with pytest.raises(UsageError, match=r"the plan is for images and tokens \(3, 24\); expected \(2, 24\)"):
+        model(images[:2], plan=plan)
+    with pytest.raises(UsageError, match=r"expected \(3, 12\)"):
+        model.predict(images[:, :, :8], plan)
+    nothing = replace(plan, visible=plan.visible[:, :0], hidden=torch.ones_like(plan.hidden))
+    with pytest.raises(UsageError, match="leaves no token visible"):
+        model(images, plan=nothing)
+    for keys in (torch.arange(2), torch.arange(3.0)):
+        with pytest.raises(UsageError, match=r"expected torch.int64, one an image: \[3\]"):
+            model.plan(images, keys=keys)
+        with pytest.raises(UsageError, match="one an image"):
+            model(images, keys=keys)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,16 @@ def test_a_model_cast_to_float64_follows() -> None:
     assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("term", ["sigreg", "visreg", "infonce", "vicreg"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_terms_of_views_follow_too(kind: torch.dtype, term: str) -> None:
+    model = tiny_model(**{term: 0.1}).to(kind)
+    images = images_for(model, batch=4).to(kind)
+    output = model(images, plan=model.plan(images), views=2, keys=torch.arange(4))
+    assert output.terms[term].isfinite()
+    output.loss.backward()
+
+
 COMPILED = """
 import torch
 from tiny import images_for, tiny_model

@@ -1,7 +1,9 @@
 """Images as users of timm, torchvision and Transformers hand them over, against what evaluation makes of files."""
 
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +62,59 @@ def test_whatever_holds_the_image_gives_the_same(model: PretrainedEncoder, photo
     assert torch.equal(model.preprocess(grey), model.preprocess(np.stack([grey] * 3, axis=-1)))
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA", "1", "CMYK", "I", "F", "I;16"])
+def test_an_image_of_pillow_is_that_of_its_file(mode: str, tmp_path: Path):
+    channels = 4 if mode == "RGBA" else 3
+    unit = 255 * 400 if mode == "I" else 1
+    statistics = {"mean": (0.5 * unit,) * channels, "std": (0.25 * unit,) * channels}
+    pixels = noise(30, 41)
+    if mode in ("I", "F", "I;16"):
+        kinds = {"I": (np.int32, 400), "F": (np.float32, 1 / 255), "I;16": (np.uint16, 257)}
+        picture = Image.fromarray((pixels[..., 0].astype(np.float64) * kinds[mode][1]).astype(kinds[mode][0]))
+    else:
+        see_through = Image.fromarray(np.dstack([pixels, pixels[..., 1]]))
+        picture = see_through.convert("RGB") if mode == "CMYK" else see_through
+        picture = picture.quantize(16) if mode in ("P", "PA") else picture
+        picture = picture.convert(mode)
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "I", "F") else "image.png")
+    if mode == "PA":  # which no file holds
+        path = path.with_name("p.png")
+        picture.convert("RGBA").save(path)
+    else:
+        picture.save(path)
+    scale = {"pixel_dtype": "float32"} if mode in ("I", "F") else {}
+    for in_chans in {3, channels}:
+        shown = {name: values[:in_chans] for name, values in statistics.items()}
+        wanted = tiny_model(in_chans=in_chans, **shown, **scale)
+        assert torch.equal(wanted.preprocess(picture), wanted.preprocess(path))
+
+
+def test_loader_processes_take_the_transform(model: PretrainedEncoder):
+    transform = mae.transforms(model)
+    image = torch.from_numpy(noise(30, 41)).permute(2, 0, 1)
+    assert torch.equal(pickle.loads(pickle.dumps(transform))(image), transform(image))
+
+
+def test_channels_of_a_data_set_are_chosen_by_the_models_names(tmp_path: Path):
+    told = {"in_chans": 2, "mean": (0.5, 0.4), "std": (0.2, 0.25)}
+    chosen = tiny_model(channels=("nir", "red"), **told)
+    (tmp_path / "channels.txt").write_text("red\ngreen\nnir\n")
+    np.save(tmp_path / "0.npy", noise(30, 41))
+    (shown,) = mae.datasets.open(tmp_path, transform=mae.transforms(chosen))
+    assert torch.equal(shown, chosen.preprocess(tmp_path / "0.npy")[0])
+    (bands,) = mae.datasets.open(tmp_path, channels=["green"])
+    assert torch.equal(bands, torch.from_numpy(noise(30, 41)[..., 1])[None])
+    with pytest.raises(UsageError, match="has no channel 'blue'"):
+        mae.datasets.open(tmp_path, channels=["blue"])
+
+
+def test_grey_images_are_colour_for_a_model_that_names_it(tmp_path: Path):
+    named = tiny_model(channels=("r", "g", "b"), **STATISTICS)
+    Image.fromarray(noise(30, 41)[..., 0]).save(tmp_path / "0.png")
+    (shown,) = mae.datasets.open(tmp_path, transform=mae.transforms(named))
+    assert torch.equal(shown, named.preprocess(tmp_path / "0.png")[0])
+
+
 def test_a_photo_held_on_its_side_is_turned(model: PretrainedEncoder, tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -97,6 +152,8 @@ def test_training_crops_are_random_and_normalised(model: PretrainedEncoder, phot
     assert all(crop.shape == (3, 16, 24) for crop in crops) and not torch.equal(crops[0], crops[1])
     torch.manual_seed(0)
     assert torch.equal(data[0][0], crops[0])
+    wide = mae.transforms(model, training=True, crop_scale=(0.2, 1.0))
+    assert mae.transforms(model, training=True).augmentation == replace(wide.augmentation, scale=(0.5, 1.0))
     # The same colours on average as the whole image, in the same units.
     whole = mae.transforms(model)(data.images.get(0))
     assert torch.allclose(torch.stack(crops).mean(dim=(0, 2, 3)), whole.mean(dim=(1, 2)), atol=0.1)

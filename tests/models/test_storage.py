@@ -67,6 +67,25 @@ def whole(tmp_path: Path) -> Path:
     return write(tmp_path / "m.safetensors", model, licence="CC-BY-4.0", origin=ORIGIN)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_type_are_saved_as_float32(kind: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_model().to(kind)
+    mae.save(model, path := tmp_path / "m.safetensors")
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {kind}
+    for name, tensor in mae.load(path).state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name].float())
+
+
+def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:
+    model = tiny_model()
+    with pytest.raises(UsageError, match="is a folder; expected a file"):
+        mae.save(model, tmp_path)
+    model.decoder.pred.bias.data[0] = torch.nan
+    with pytest.raises(UsageError, match=r"the weights decoder\.pred\.bias are not all finite"):
+        mae.save(model, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_comes_back_with_all_that_was_said_of_it(whole: Path) -> None:
     model = tiny_model(
         mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), target="low_pass", target_cutoff=0.5, channels=("R", "G", "N")

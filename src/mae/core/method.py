@@ -289,7 +289,8 @@ def _register_own(slot: str, given: Any) -> None:
                 f"{slot} is {records.shown(given)}; expected a kind, or a component such as an object of "
                 f"{', '.join(kinds(room_of(slot)))}"
             )
-        if given.kind not in kinds(room_of(slot)):
+        # A class that was written anew, as in a notebook's cell, takes the place of the one before.
+        if given.kind not in kinds(room_of(slot)) or find(room_of(slot), given.kind) is not type(given):
             register(room_of(slot), type(given))
 
 

@@ -1,6 +1,6 @@
 """Any source of images as a plain data set of PyTorch; public as `mae.datasets`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ def open(
     split: Literal["train", "test"] | None = None,
     transform: Callable[[Tensor], Any] | None = None,
     in_chans: int | None = None,
+    channels: Sequence[str] | None = None,
     data_root: str | Path = "data",
 ) -> ImageDataset:
     """Whatever `mae pretrain` and `mae evaluate` take, as a `torch.utils.data.Dataset`.
@@ -70,10 +71,13 @@ def open(
         transform: called on each image: a tensor `[C, h, w]` of its own size, uint8, or float32 (values of 16 bits are
             in [0, 1]). `mae.transforms(model)` is one.
         in_chans: channels of every image; None: what most of the files have.
+        channels: which of them by name, in order; None: those that the transform names in an attribute `channels`, as a
+            model's does, else all.
         data_root: where sets known by name are kept.
 
     Raises:
-        UsageError: nothing of that name, no images or no classes there, an unknown split.
+        UsageError: nothing of that name, no images or no classes there, an unknown split, no channel of that
+            name.
         MAEError: too many images cannot be read.
     """
     spec, root = concealed(str(source)), Path(data_root)
@@ -86,5 +90,6 @@ def open(
         data = open_labelled(spec, data_root=root)
         part = data.train if split == "train" else data.test
         opened, targets, classes = part.source, part.labels.tolist(), data.class_names
-    images = load_images(opened, in_chans=in_chans, memory_limit=0)
+    channels = getattr(transform, "channels", None) if channels is None else channels
+    images = load_images(opened, in_chans=in_chans, channels=channels, memory_limit=0)
     return ImageDataset(images, targets=targets, classes=classes, transform=transform)

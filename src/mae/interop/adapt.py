@@ -1,6 +1,5 @@
 """Adapt an encoder to images of another size, or with other channels."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -11,10 +10,9 @@ from torch.nn.functional import interpolate
 from mae.core.method import MethodConfig
 from mae.core.types import Grid
 from mae.errors import UsageError
-from mae.models.file import build, classes_of, kind_of, objects_found_by
+from mae.models.file import rebuilt
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.randomness import drawing_from
 
 Stem = Literal["mean", "repeat"]
 
@@ -37,7 +35,7 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
         new = old.override({"img_size": img_size, "mask": "random"})
     weights = resampled(model, new.layout.grid)
     how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
-    return _built(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
+    return rebuilt(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
 
 
 def resampled(model: PretrainedEncoder, grid: Grid) -> dict[str, Tensor]:
@@ -84,7 +82,7 @@ def with_channels(
         kernel = kernel[:, torch.arange(in_chans) % old.layout.channels]
     weights[_KERNEL] = (kernel * (old.layout.channels / in_chans)).flatten(1)
     dropped = ", decoder dropped" if isinstance(model, MaskedAutoencoder) else ""
-    return _built(
+    return rebuilt(
         kept, new, weights
     ), f"patch embedding adapted from {old.layout.channels} to {in_chans} channels ({stem}){dropped}"
 
@@ -101,11 +99,3 @@ def _config_of(model: PretrainedEncoder) -> MethodConfig:
     if model.config is None:
         raise ValueError("this model was built without a configuration to change; use build_model")
     return model.config
-
-
-def _built(like: PretrainedEncoder, config: MethodConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
-    """A model of the same kind."""
-    with drawing_from(0):  # overwritten below; leaves the caller's random state alone
-        model = build(kind_of(like), config, classes_of(like), objects_found_by(like))
-    model.load_state_dict(weights)
-    return model.eval()

@@ -13,7 +13,8 @@ def plan_from_mask(mask: Shaped[Tensor, "..."], *, batch: int, layout: Layout) -
 
     Args:
         mask: `[B, N]` over tokens, `[B, *grid]` over the grid or `[B, H, W]` over pixels, bool or numbers 0
-            and 1; without `B` the same mask for each image. A patch with any hidden pixel is hidden whole.
+            and 1; without `B` the same mask for each image. A shape that could be several is the first of them. A
+            patch with any hidden pixel is hidden whole.
         batch: number of images.
         layout: of the images.
 
@@ -44,7 +45,8 @@ def _hidden_tokens(mask: Shaped[Tensor, "..."], *, batch: int, layout: Layout) -
     if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise UsageError("the mask holds values other than 0 and 1; 1 or true means hidden")
     mask = mask.bool()
-    if mask.shape in ((num_tokens,), grid, pixels):
+    per_image = ((batch, num_tokens), (batch, *grid), (batch, *pixels))
+    if mask.shape not in per_image and mask.shape in ((num_tokens,), grid, pixels):
         mask = mask.unsqueeze(0).expand(batch, *mask.shape)
     if mask.shape == (batch, num_tokens):
         return mask

@@ -243,17 +243,25 @@ def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = No
     For loops of your own: a run does so by itself, and tells its recipe and images too.
 
     Args:
-        model: a masked autoencoder, an encoder alone or a classifier, in any mode, on any device.
+        model: a masked autoencoder, an encoder alone or a classifier, in any mode, on any device. Floating-point values
+            of any type are stored as float32.
         path: the file, such as `mine.safetensors`; one that is there is replaced.
         licence: the terms its weights come under, where they have any.
 
     Raises:
-        UsageError: it is no model of this package.
+        UsageError: it is no model of this package, its weights are not all finite, or the path is a folder.
         ValueError: the model was put together by hand and has no configuration.
         MAEError: it cannot be written; nothing half-written is left.
     """
     if not isinstance(model, PretrainedEncoder):
         raise UsageError(f"the model is of type {type(model).__name__}; expected one of this package's")
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder; expected a file, such as {Path(path) / 'mine.safetensors'}")
+    weights = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    if wrong := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
+        raise UsageError(f"the weights {wrong[0]} are not all finite; such a model is not saved")
+    if model.config is not None and any(tensor.dtype != torch.float32 for tensor in weights.values()):
+        model = rebuilt(model, model.config, model.state_dict())  # a copy; positions that are fixed were rounded too
     save_model(model, Path(path), model_metadata(model, licence=licence, probe=output_fingerprint(model)))
 
 
@@ -570,6 +578,14 @@ def build(
             config=config,
         )
     return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
+
+
+def rebuilt(like: PretrainedEncoder, config: MethodConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
+    """A model of the same kind with these weights as float32, on the CPU, in evaluation mode."""
+    with drawing_from(0):  # overwritten below; leaves the caller's random state alone
+        model = build(kind_of(like), config, classes_of(like), objects_found_by(like))
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from mae.data.dataset.channel_stats import join, moments_of, no_moments
 from mae.data.dataset.channels import ImageFormat, choose_channels, divisor, in_unit
 from mae.data.dataset.units import check_moments
-from mae.data.decode.image import conform, decode, probe
+from mae.data.decode.image import conform, decode, pixels_of, probe
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.sources.channel_names import NAMES_FILE, names_above
 from mae.errors import UsageError
@@ -31,8 +31,6 @@ Images = OneImage | Sequence[OneImage]
 """One or several; arrays and tensors also with a leading axis of images."""
 
 _TYPES = (np.uint8, np.uint16, np.float32)
-_MODES = ("L", "RGB", "I;16", "I;16L", "I;16B")
-"""Of Pillow's images: those whose values are taken as they are; others are made RGB."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +73,7 @@ def given_images(images: Images, wanted: Preprocessing) -> list[InputImage]:
     each = one_by_one(images)
     named = [_named(image, number, wanted) for number, image in enumerate(each, start=1)]
     in_unit_of_model = {
-        not isinstance(image, str | Path) and pixels.dtype == np.float32
+        not isinstance(image, str | Path | Image.Image) and pixels.dtype == np.float32
         for image, (_, pixels) in zip(each, named, strict=True)
     }
     if len(in_unit_of_model) > 1:
@@ -162,9 +160,7 @@ def _named(image: OneImage, number: int, wanted: Preprocessing) -> tuple[str, np
         return _picked(Path(image), wanted)
     name = f"image {number}"
     if isinstance(image, Image.Image):
-        upright = ImageOps.exif_transpose(image)
-        pixels = np.asarray(upright if upright.mode in _MODES else upright.convert("RGB"))
-        pixels = pixels.astype(np.uint16) if upright.mode == "I;16B" else pixels
+        pixels = pixels_of(image, bands=wanted.in_chans)
     elif isinstance(image, Tensor):
         pixels = image.detach().cpu().movedim(0, -1).numpy() if image.ndim == 3 else np.empty(0)
     elif isinstance(image, np.ndarray):

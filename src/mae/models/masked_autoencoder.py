@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term, Tokenizer
@@ -102,7 +102,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         mask: Shaped[Tensor, "..."] | None = None,
         generator: torch.Generator | None = None,
         plan: MaskPlan | None = None,
-        keys: Int64[Tensor, " B"] | None = None,
+        keys: Shaped[Tensor, "..."] | None = None,
         views: int = 1,
     ) -> MAEOutput:
         """Mask, encode, decode, compare; the output unpacks as `loss, pred [B, N, P], mask [B, N]`.
@@ -116,16 +116,19 @@ class MaskedAutoencoder(PretrainedEncoder):
             generator: where to draw the mask from.
             plan: the mask in full. Training passes it: only the tokens in `plan.predicted` are then predicted,
                 while otherwise the output holds a prediction for visible patches too (which nothing trains).
-            keys: of the rows, for targets and terms that read them.
+            keys: of the rows `[B]`, int64, for targets and terms that read them.
             views: rows of each image. With one, terms that compare views are left out in evaluation mode.
 
         Raises:
-            UsageError: images or mask of a wrong shape, a mask that masks nothing or all; one view, in training mode,
-                where a term compares views.
+            UsageError: no image; images, mask, plan or keys of a wrong shape, a mask that masks nothing or all; one view, in
+                training mode, where a term compares views.
         """
         layout, terms = self.tokenizer.layout_of(images), self._terms_of(views)
         if plan is not None and not (mask is None and generator is None):
             raise UsageError("give at most one of mask, generator and plan")
+        if not len(images):
+            raise UsageError("the batch holds no image")
+        _check_keys(keys, len(images))
         if plan is None:
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
         elif any(term.predicts_visible for term in terms):
@@ -222,8 +225,13 @@ class MaskedAutoencoder(PretrainedEncoder):
         """What the decoder is given.
 
         Raises:
-            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for; a plan for others.
         """
+        shape, expected = tuple(plan.hidden.shape), (len(images), self.tokenizer.layout_of(images).num_tokens)
+        if shape != expected:
+            raise UsageError(f"the plan is for images and tokens {shape}; expected {expected}")
+        if plan.visible.shape[1] < 1:
+            raise UsageError("the plan leaves no token visible; at least one must be")
         return self.encoder(images, plan, levels=self.reads_levels)
 
     def _compare(
@@ -246,7 +254,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         *,
         mask: Shaped[Tensor, "..."] | None = None,
         generator: torch.Generator | None = None,
-        keys: Int64[Tensor, " B"] | None = None,
+        keys: Shaped[Tensor, "..."] | None = None,
         ratio: float | None = None,
         scores: Float[Tensor, "B N"] | None = None,
         progress: float | None = None,
@@ -257,7 +265,7 @@ class MaskedAutoencoder(PretrainedEncoder):
             images: normalised images.
             mask: see `forward`.
             generator: where to draw the keys from; None: PyTorch's global one.
-            keys: one an image, of which the mask is a pure function.
+            keys: one an image `[B]`, int64, of which the mask is a pure function.
             ratio: fraction to be masked; None: the strategy's own.
             scores: what `scores` gave of these images; None: it is asked where the mask reads it.
             progress: of the run, see `MaskRequest`.
@@ -273,6 +281,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         if keys is None:
             device = images.device if generator is None else generator.device
             keys = torch.randint(-(2**63), 2**63 - 1, (len(images),), generator=generator, device=device)
+        _check_keys(keys, len(images))
         scores = self.scores(images) if scores is None else scores
         plan = self.masking.plan(
             MaskRequest(
@@ -289,3 +298,10 @@ class MaskedAutoencoder(PretrainedEncoder):
             return [*super()._facts(), *sizes]
         described = [(slot, described_component(part)) for slot, part in config.components() if slot in _METHOD]
         return [*super()._facts(), *sizes, *described]
+
+
+def _check_keys(keys: Tensor | None, batch: int) -> None:
+    if keys is not None and (keys.shape != (batch,) or keys.dtype != torch.int64):
+        raise UsageError(
+            f"keys are {keys.dtype} of shape {tuple(keys.shape)}; expected torch.int64, one an image: {[batch]}"
+        )

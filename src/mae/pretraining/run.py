@@ -140,6 +140,8 @@ def pretrain(
             f"the source is of type {type(source).__name__}; expected the path or name of images (arrays: save them as "
             ".npy files, one an image, in a folder)"
         )
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
+        raise UsageError(f"callbacks is {callbacks!r}; expected a list of objects with the methods log and close")
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     if source:
         given["source"] = str(source)

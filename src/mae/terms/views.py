@@ -45,7 +45,7 @@ class Projector(nn.Module):
         else:
             assert encoded.cls is not None  # a method without class tokens is refused by `reads_cls`
             x = encoded.cls.float()
-        return self.fc2(self.act(self.norm(self.fc1(gather_features(x)))))
+        return self.fc2(self.act(self.norm(self.fc1(gather_features(x).to(self.fc1.weight.dtype)))))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,14 @@ def decode(data: bytes, *, name: str, bands: int | None = None, reduction: int =
     return _guarded(partial(_decode, bands=bands, reduction=reduction), data, name)
 
 
+def pixels_of(image: Image.Image, *, bands: int | None = None) -> np.ndarray:
+    """The pixels of an image that Pillow has opened, as `decode` gives those of its file."""
+    image.load()
+    keep_alpha = _keeps_alpha(image, bands)
+    # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
+    return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
+
+
 def decode_mask(data: bytes, *, name: str) -> np.ndarray:
     """The values of a segmentation mask as its file has them, upright: numbers `[H, W]`, or colours `[H, W, 3]`.
 
@@ -225,10 +233,7 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
         _check_work(image, data, name=name)
         if reduction > 1:
             image.draft(None, (image.width // reduction, image.height // reduction))
-        image.load()
-        keep_alpha = _keeps_alpha(image, bands)
-        # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
-        return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
+        return pixels_of(image, bands=bands)
 
 
 _PNG_BITS = 24
@@ -361,7 +366,7 @@ def _info(image: ImageFile, bands: int | None) -> ImageInfo:
     return ImageInfo(height=height, width=width, channels=channels + kept, dtype=_UINT8, alpha=alpha)
 
 
-def _keeps_alpha(image: ImageFile, bands: int | None) -> bool:
+def _keeps_alpha(image: Image.Image, bands: int | None) -> bool:
     return image.has_transparency_data and bands == (2 if image.mode in _GREY else 4)
 
 
@@ -372,7 +377,7 @@ def _orientation_of(data: bytes, name: str) -> int:
         return _orientation(image)
 
 
-def _orientation(image: ImageFile) -> int:
+def _orientation(image: Image.Image) -> int:
     try:
         # The base class reads what is loaded; PNG's own method would decode the pixels to look behind them.
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
