@@ -104,7 +104,7 @@ def test_wrong_types_in_python():
     lesson = "mae.create_model('mae_vit_lesson_patch4', "
     says = {
         "mae.pretrain(numpy.zeros((4, 8, 8, 3)))": "the source is of type ndarray; expected the path or name of images",
-        "mae.pretrain('x', callbacks=[print])": "callbacks is [<built-in function print>]; expected a list of objects with",
+        "mae.pretrain('x', callbacks=[print])": "callbacks is [<built-in function print>]; expected a list",
         "mae.pretrain('x', callbacks=3)": "callbacks is 3; expected a list",
         "mae.pretrain(None)": "the source is of type NoneType",
         "mae.pretrain(['a.png'])": "the source is of type list",

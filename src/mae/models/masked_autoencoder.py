@@ -120,8 +120,8 @@ class MaskedAutoencoder(PretrainedEncoder):
             views: rows of each image. With one, terms that compare views are left out in evaluation mode.
 
         Raises:
-            UsageError: no image; images, mask, plan or keys of a wrong shape, a mask that masks nothing or all; one view, in
-                training mode, where a term compares views.
+            UsageError: no image; images, mask, plan or keys of a wrong shape, a mask that masks nothing or all; one
+                view, in training mode, where a term compares views.
         """
         layout, terms = self.tokenizer.layout_of(images), self._terms_of(views)
         if plan is not None and not (mask is None and generator is None):

@@ -209,6 +209,7 @@ def test_bad_files_are_left_out_and_told(tree, tmp_path):
     told = manifest(tmp_path / "pack")
     assert (told.images, told.left_out) == (6, 3) and len(told.shards) == 3
     report = (tmp_path / "pack" / "report.json").read_text()
+    assert str(root) not in report  # as little as in pack.json
     assert "starts with b'no image'" in report and "is empty" in report and "cut.jpg is not a whole JPEG" in report
     for names in ("cut", "text", "empty"):
         assert not any(names in name for name in opened(tmp_path / "pack").names)
@@ -436,13 +437,14 @@ def test_channels_keep_their_names(tmp_path):
     assert probed(opened(tmp_path / "again"), 0).names == ("R", "G", "B", "N")
 
 
-def tiff(names: str, nodata: str = "-9999") -> bytes:
+def tiff(names: str, nodata: str | None = "-9999") -> bytes:
     """A TIFF whose two bands GDAL named."""
     items = "".join(
         f'<Item name="DESCRIPTION" sample="{number}" role="description">{name}</Item>'
         for number, name in enumerate(names)
     )
-    tags = [(42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>", True), (42113, "s", 0, nodata, True)]
+    tags = [(42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>", True)]
+    tags += [] if nodata is None else [(42113, "s", 0, nodata, True)]
     stream = io.BytesIO()
     tifffile.imwrite(stream, noise(9, 9, 2).astype(np.float32), extratags=tags, photometric="minisblack",
                      planarconfig="contig")  # fmt: skip
@@ -467,6 +469,56 @@ def test_names_that_differ_beyond_those_looked_at_are_refused(tree, tmp_path, mo
     monkeypatch.setattr(packing, "_LOOKED_AT", 1)
     with pytest.raises(UsageError, match=r"has .* others have .* one channels.txt"):
         packed(tmp_path / "other", tree({"1.tif": tiff("AB"), "2.tif": tiff("BA")}), form=Raw())
+
+
+@pytest.mark.parametrize("first", ["-9999", None])
+def test_one_value_means_nodata_in_a_pack_of_pixels(tree, tmp_path, monkeypatch, first):
+    monkeypatch.setattr(packing, "_LOOKED_AT", 1)
+    root = tree({f"{number}.tif": tiff("AB", first if number else "-32768") for number in range(4)})
+    with pytest.raises(UsageError, match=r"marks .* as nodata, others .* use --keep") as refused:
+        for number in range(4):  # whichever is looked at
+            monkeypatch.setattr(packing, "_ORDER_SEED", number)
+            packed(tmp_path / "raw", root, form=Raw())
+            shutil.rmtree(tmp_path / "raw")
+    assert "-32768" in str(refused.value)
+    assert packed(tmp_path / "keep", root, form=Kept()).images == 4
+
+
+def test_a_small_image_with_nodata_is_no_jpeg_either(tree, tmp_path):
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, noise(9, 9)[..., 0], extratags=[(42113, "s", 0, "0", True)], photometric="minisblack")
+    with pytest.raises(UsageError, match="marks 0 as nodata; JPEG's loss would mix it with measurements: use --keep"):
+        packed(tmp_path / "pack", tree({"1.tif": stream.getvalue()}))
+
+
+def test_more_shards_than_a_pack_can_list_are_refused_before_any_work(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "MAX_MANIFEST", 1100)
+    with pytest.raises(UsageError, match="--per-shard is 3, which makes 4 shards; expected 5 images or more"):
+        packed(tmp_path / "pack", tree(some_images(10)))
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_pack_that_lost_a_file_is_not_called_whole(tree, tmp_path):
+    root = tree(some_images(4))
+    packed(tmp_path / "pack", root)
+    path = tmp_path / "pack" / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(MAEError, match=r"shard-000001.tar is missing or cut short; put it back"):
+        packed(tmp_path / "pack", root)
+
+
+def test_what_another_process_has_just_finished_is_not_done_again(tree, tmp_path, monkeypatch):
+    root, done = tree(some_images(4)), tmp_path / "done"
+    packed(done, root)
+
+    class Waited(packing.FileLock):
+        def __enter__(self):
+            shutil.copytree(done, tmp_path / "pack", dirs_exist_ok=True)
+            return super().__enter__()
+
+    monkeypatch.setattr(packing, "FileLock", Waited)
+    assert packed(tmp_path / "pack", root).was_there
+    assert contents(tmp_path / "pack") == contents(done)
 
 
 def test_known_sets_come_with_their_classes(tmp_path):

@@ -1,5 +1,6 @@
 """The cache of fetched files: what it gives is whole, it stays below its limit, and processes share it."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -118,6 +119,17 @@ def test_uses_are_not_noted_at_each_read(cache):
     os.utime(entry, ns=(recently, entry.stat().st_mtime_ns))
     cache.open(stored(numbered(1)), refusing).close()  # reading might set the time of its own
     assert entry.stat().st_atime_ns == recently
+
+
+def test_a_cache_that_may_only_be_read_is_read(cache, monkeypatch):
+    entry = put(cache, numbered(1))
+    os.utime(entry, ns=(0, entry.stat().st_mtime_ns))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert read(cache, numbered(1)) == numbered(1)
 
 
 def test_an_open_file_is_read_to_its_end_after_it_made_room(cache):

@@ -124,6 +124,19 @@ def test_classes_are_kept_apart_whatever_their_names(tmp_path, names):
     assert sorted(again.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("names", [["train", "cat"], ["..", "dog"], ["test", "."]])
+def test_a_pack_of_rows_without_splits_keeps_all_classes(tmp_path, names):
+    rows = {"image": [{"bytes": data, "path": None} for data in pictures(12)], "label": [0, 1] * 6}
+    spec = saved(
+        tmp_path / "s", Dataset.from_dict(rows, features=Features({"image": IMAGE, "label": ClassLabel(names=names)}))
+    )
+    packed(tmp_path / "pack", spec)
+    assert len(open_source(str(tmp_path / "pack"), data_root=tmp_path)) == 12
+    found = open_labelled(str(tmp_path / "pack"), data_root=tmp_path)
+    assert len(found.train.source) + len(found.test.source) == 12
+    assert found.class_names == tuple(sorted({".": "%2E", "..": "%2E%2E"}.get(name, name) for name in names))
+
+
 def test_rows_without_a_class_are_told(tmp_path):
     found = labelled(6)
     unknown = found.map(lambda row: {"label": -1}, features=found.features)

@@ -46,7 +46,46 @@ def test_loops_of_links_end(tree):
     root = tree({"a/1.png": png(), "b/2.png": png()})
     (root / "a" / "up").symlink_to(root)
     (root / "a" / "dangling.png").symlink_to(root / "nowhere")
-    assert names_of(open_source(str(root), data_root=root)) == ["a/1.png", "b/2.png"]
+    source = open_source(str(root), data_root=root)
+    assert names_of(source) == ["a/1.png", "b/2.png"]
+    assert source.note == "folder, 2 files; 1 link to folders listed once already skipped: a/up"
+
+
+def test_a_link_through_a_file_leads_nowhere(tree):
+    root = tree({"a.png": png(), "readme": b""})
+    (root / "b.png").symlink_to("readme/b.png")
+    assert names_of(open_source(str(root), data_root=root)) == ["a.png"]
+
+
+def test_systems_own_folders_are_passed_over(tree):
+    root = tree({name: png() for name in ("a.png", "@eaDir/a.png/t.jpg", "$RECYCLE.BIN/b.png", "d/#recycle/c.png")})
+    assert names_of(open_source(str(root), data_root=root)) == ["a.png"]
+
+
+def test_the_folder_with_the_parts_is_named_where_one_above_it_is_given(tree):
+    root = tree({"set/train/a.png": png(), "set/test/b.png": png(), "c.png": png()})
+    source = open_source(str(root), data_root=root)
+    assert len(source) == 3 and source.note.endswith(
+        f"; to leave test images out give {root / 'set'}, which holds train/"
+    )
+
+
+def test_a_zip_is_read_as_it_would_be_extracted(tmp_path):
+    path = archive(tmp_path / "x.zip", {"./a/0.png": png(), "a//1.png": png(), "../b.png": png(), "/c.png": png()})
+    with zipfile.ZipFile(path, "a") as writer:
+        with pytest.warns(UserWarning, match="Duplicate"):
+            writer.writestr("./a/0.png", png(20, 20))
+        link = zipfile.ZipInfo("a/2.png")
+        link.external_attr = 0o120777 << 16
+        writer.writestr(link, b"0.png")
+    source = open_source(str(path), data_root=tmp_path)
+    assert names_of(source) == ["a/0.png", "a/1.png"] and loaded(source, 0).shape == (20, 20, 3)
+    assert source.note == "zip, 2 files; skipped: 1 links, 2 names that lead out, 1 older versions of a file"
+
+
+def test_a_zip_that_windows_made_has_folders(tmp_path):
+    path = archive(tmp_path / "x.zip", {f"{label}\\{n}.png": png() for label in ("cat", "dog") for n in range(5)})
+    assert open_labelled(str(path), data_root=tmp_path).class_names == ("cat", "dog")
 
 
 def test_pipes_are_passed_over(tree):

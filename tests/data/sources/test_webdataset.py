@@ -116,7 +116,9 @@ def test_a_large_size_in_binary_is_understood():
     info.size = 9 << 30
     head = info.tobuf(GNU)
     found = list(
-        members(lambda at, length: (head + bytes(1024))[at : at + length] if at == 0 else b"", 10 << 30, name="x")
+        members(
+            lambda at, length: (head + bytes(1024))[at : at + length] if at == 0 else b"", (9 << 30) + 1536, name="x"
+        )
     )
     assert found == [("a.png", "file", 512, 9 << 30)]
 
@@ -393,6 +395,29 @@ def test_a_tar_without_its_end_is_read(tmp_path):
     (tmp_path / "x.tar").write_bytes(data[:end])  # even the last member's padding is missing
     source = open_source(str(tmp_path / "x.tar"), data_root=tmp_path)
     assert loaded(source, 1).shape == (12, 10, 3)
+    assert source.note == "1 tar, 2 files; 1 tar without its end, perhaps truncated"
+
+
+@pytest.mark.parametrize("more", [bytes(2 << 20), tarred([("c.png", png())])])
+def test_what_stands_behind_the_end_is_told(tmp_path, more):
+    (tmp_path / "x.tar").write_bytes(tarred([("a.png", png()), ("b.png", png(seed=1))]) + more)
+    source = open_source(str(tmp_path / "x.tar"), data_root=tmp_path)
+    assert source.note == "1 tar, 2 files; 1 tar with bytes behind its end, which are not read"
+
+
+def test_the_last_file_of_a_name_counts(tmp_path):
+    path = written(tmp_path / "x.tar", [("a.png", png()), ("b.png", png()), ("./a.png", png(20, 20))])
+    source = open_source(str(path), data_root=tmp_path)
+    assert names_of(source) == ["b.png", "a.png"] and loaded(source, 1).shape == (20, 20, 3)
+    assert source.note == "1 tar, 2 files; skipped: 1 older versions of a file"
+
+
+def test_an_index_with_odd_names_is_kept(tmp_path, monkeypatch):
+    path = written(tmp_path / "x.tar", [("a.png", png()), ("b.\udce9t", b"?")])
+    os.utime(path, (0, 0))  # old enough to be kept
+    first = open_source(str(path), data_root=tmp_path)
+    monkeypatch.setattr(tar_sets, "members", None)  # read once
+    assert open_source(str(path), data_root=tmp_path).note == first.note == "1 tar, 1 file"
 
 
 def test_damage_within_a_member_is_that_image_alone(tmp_path):

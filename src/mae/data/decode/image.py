@@ -28,13 +28,14 @@ from mae.data.decode.limits import ImageInfo, UnreadableImage, check_num_bytes, 
 HEADER_BYTES = 16
 """How much of a file `recognise` needs to see."""
 
-EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".npy")
+EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".npy")
 """What names of image files end in; files are listed by these and then recognised by their content."""
 UNREAD_EXTENSIONS = (
     ".gif", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".psd", ".exr", ".hdr", ".pgm", ".ppm", ".tga",
     ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".dcm", ".nii", ".czi", ".nd2", ".lif", ".svs",
+    ".apng", ".svg", ".npz", ".mp4", ".mov", ".avi", ".mkv", ".webm",
 )  # fmt: skip
-"""Of images in formats that are not read: a source says how many it leaves out."""
+"""Of images and videos in formats that are not read: a source says how many it leaves out."""
 
 MAX_REDUCTION = 8
 """How many times smaller libjpeg decodes at most: one pixel of each block's 8 x 8."""

@@ -165,7 +165,7 @@ def _classes(
         kinds,
         _smeared(smeared, usable),
         _unknown([mask for part in clean for mask in part], classes, known),
-        _one_class(sum(counts), classes) or in_both_parts(classes.names, *counts),
+        _one_class(np.sum(counts, axis=0), classes) or in_both_parts(classes.names, *counts),
     ]
 
 

@@ -102,6 +102,7 @@ class ShortSide:
         keeps = self.quality is None and min(image.shape[:2]) <= self.side
         if keeps and original.data is not None and _is_plain_jpeg(original.data):
             return Packed(original.data, "jpg", image.shape, image.dtype)
+        _check_nodata(original, "JPEG's loss")
         pixels = _scaled(original, self.side)
         stream = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(
@@ -178,10 +179,7 @@ def _scaled(original: Original, side: int) -> np.ndarray:
     short = min(height, width)
     if short <= side:
         return image
-    if original.nodata is not None:
-        raise UsageError(
-            f"{original.name} marks {original.nodata} as nodata; scaling would mix it with measurements: use --keep"
-        )
+    _check_nodata(original, "scaling")
     size = side * height // short, side * width // short
     pixels = torch.from_numpy(np.array(image.astype(np.float32) if image.dtype == _UINT16 else image)).permute(2, 0, 1)
     with one_thread():
@@ -189,6 +187,13 @@ def _scaled(original: Original, side: int) -> np.ndarray:
     if image.dtype == _UINT16:
         scaled = scaled.round().clamp(0, 65535)
     return np.ascontiguousarray(scaled.permute(1, 2, 0).numpy().astype(image.dtype))
+
+
+def _check_nodata(original: Original, what: str) -> None:
+    if original.nodata is not None:
+        raise UsageError(
+            f"{original.name} marks {original.nodata} as nodata; {what} would mix it with measurements: use --keep"
+        )
 
 
 def _as_npy(original: Original, image: np.ndarray) -> Packed:

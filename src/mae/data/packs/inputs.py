@@ -15,9 +15,10 @@ from mae.data.decode.image import HEADER_BYTES, probe, recognise
 from mae.data.decode.limits import ImageInfo, UnreadableImage
 from mae.data.items import Names
 from mae.data.packs.encodings import Original
+from mae.data.sources.huggingface import RowSource
 from mae.data.sources.labels import LabelledData
 from mae.data.sources.open import Files, directories_of, open_whole
-from mae.data.sources.source import Source
+from mae.data.sources.source import TEST, TRAIN, Source
 from mae.errors import UsageError
 
 _MAX_KEY = 4000  # bytes; with the extension and a line's end no more than a name in a pack may have
@@ -158,10 +159,20 @@ def _tiff_info(data: bytes, name: str) -> ImageInfo | None:
 def _keys(source: Source) -> Iterator[str]:
     if not isinstance(source, Files):
         return (f"{number:09d}" for number in range(len(source)))
-    folders = ([part.replace("/", "%2F") for part in above] for above in directories_of(source))  # a class's name may
+    folders: Iterable[list[str]] = directories_of(source)
+    if isinstance(source, RowSource):  # whose classes may be called anything
+        folders = [[_folder(part) for part in above] for above in folders]
+        splits = (*TRAIN, *TEST)
+        if not source.within(splits).any() and any(above and above[0].lower() in splits for above in folders):
+            folders = [["train", *above] for above in folders]
     return (
         _key("/".join([*above, name.rsplit("/", 1)[-1]])) for above, name in zip(folders, source.names, strict=True)
     )
+
+
+def _folder(name: str) -> str:
+    """A class's name as that of one folder."""
+    return "%2E" * len(name) if name in (".", "..") else name.replace("/", "%2F")
 
 
 def _key(path: str) -> str:

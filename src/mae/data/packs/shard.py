@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from mae.data.decode.limits import UnreadableImage
-from mae.data.packs.encodings import PackForm
+from mae.data.packs.encodings import Kept, Packed, PackForm
 from mae.data.packs.inputs import PackInput
 from mae.data.sources.pack_format import (
     DTYPES,
@@ -57,6 +57,7 @@ class Job:
         order: the images' numbers in the order of the pack.
         per_shard: images a shard, including those that turn out to be unusable.
         channels: the channel names of every image.
+        nodata: the value that means nodata in those that mark one.
         folder: the pack.
     """
 
@@ -65,6 +66,7 @@ class Job:
     order: np.ndarray
     per_shard: int
     channels: tuple[str, ...] | None
+    nodata: str | None
     folder: Path
 
     @property
@@ -176,7 +178,7 @@ def _fill(tar: _Tar, job: Job, numbers: list[int], on_image: Callable[[], None])
     left_out = []
     for number in numbers:
         try:
-            packed = job.form.pack(job.images.original(number, job.channels))
+            packed = _packed(job, number)
         except UnreadableImage as error:
             left_out.append(LeftOut(number=number, name=_text(job.images.item_name(number)), reason=_text(str(error))))
         else:
@@ -187,10 +189,20 @@ def _fill(tar: _Tar, job: Job, numbers: list[int], on_image: Callable[[], None])
 
 def _is_usable(job: Job, number: int) -> bool:
     try:
-        job.form.pack(job.images.original(number, job.channels))
+        _packed(job, number)
     except UnreadableImage:
         return False
     return True
+
+
+def _packed(job: Job, number: int) -> Packed:
+    original = job.images.original(number, job.channels)
+    if original.nodata not in (None, job.nodata) and not isinstance(job.form, Kept):  # files mark their own
+        raise UsageError(
+            f"{original.name} marks {original.nodata} as nodata, others {job.nodata or 'no value'}; a pack of pixels "
+            "knows one: use --keep for the files as they are"
+        )
+    return job.form.pack(original)
 
 
 def _text(text: str) -> str:

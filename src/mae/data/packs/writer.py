@@ -31,6 +31,7 @@ from mae.records import check_folder, read_json, write_json
 _ORDER_SEED = 0
 _LOOKED_AT = 256  # images whose headers give the channel names
 _MAX_PER_SHARD = 1_000_000
+_ENTRY_BYTES = 512  # of a shard in pack.json, at most
 _PATIENCE = 10.0  # seconds; the processes of a killed pack end within them
 _SHOWN = 5
 
@@ -92,6 +93,8 @@ def pack(
     if (root / MANIFEST).is_file():
         return _existing(root, options, images)
     with _exclusive(root), _unbegun_removed(root):
+        if (root / MANIFEST).is_file():  # by the process that was waited for
+            return _existing(root, options, images)
         manifest, left_out, unread = _written(
             root,
             images,
@@ -121,15 +124,26 @@ def _written(
     fingerprint = images.fingerprint()
     _begin(root, {"form": options, "fingerprint": fingerprint, "version": images.version()})
     job = Job(
-        images=images, form=form, order=order, per_shard=int(options["per_shard"]), channels=channels, folder=root
+        images=images,
+        form=form,
+        order=order,
+        per_shard=int(options["per_shard"]),
+        channels=channels,
+        nodata=nodata,
+        folder=root,
     )
+    if job.num_shards * _ENTRY_BYTES > MAX_MANIFEST:
+        fewest = -(-len(images) * _ENTRY_BYTES // MAX_MANIFEST)
+        raise UsageError(
+            f"--per-shard is {job.per_shard}, which makes {job.num_shards:,} shards; expected {fewest:,} images or more"
+        )
 
     def check(records: Sequence[Record]) -> None:
         _check_share(_all_left_out(records), job, max_unreadable)
 
     records = pack_shards(job, workers=workers, check=check, progress=progress)
     left_out = _all_left_out(records)
-    _write_report(root, left_out)
+    _write_report(job, left_out)
     manifest = Manifest(
         form=options,
         source=PackSourceEntry(name=images.name, fingerprint=fingerprint),
@@ -150,7 +164,7 @@ def _all_left_out(records: Sequence[Record]) -> tuple[LeftOut, ...]:
 def _check_share(left_out: tuple[LeftOut, ...], job: Job, max_unreadable: float) -> None:
     if len(left_out) <= max_unreadable * len(job.order):
         return
-    _write_report(job.folder, left_out)
+    _write_report(job, left_out)
     shown = "; ".join(each.reason for each in left_out[:_SHOWN])
     raise MAEError(
         f"{job.images.name}: {len(left_out):,} of {len(job.order):,} images cannot be used, more than the allowed "
@@ -190,6 +204,13 @@ def _existing(root: Path, options: dict[str, str | int], images: PackInput) -> P
     _check_options(root, {"form": manifest.form}, {"form": options})
     if manifest.source.fingerprint != images.fingerprint():
         raise UsageError(f"{root} is a pack of other images, or they have changed since; give a new folder")
+    for shard in manifest.shards:
+        for file in (shard.tar_file(), shard.index_file(), shard.names_file()):
+            if not (path := root / file.name).is_file() or path.stat().st_size != file.num_bytes:
+                raise MAEError(
+                    f"{path} is missing or cut short; put it back ('mae pack verify {root}' checks all files), or "
+                    f"delete {root} and pack again"
+                )
     shutil.rmtree(root / WORKING, ignore_errors=True)  # killed between the last two steps
     return _result(root, manifest, (), was_there=True)
 
@@ -204,6 +225,10 @@ def _exclusive(root: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise MAEError(f"another process is packing into {root}; wait for it, or stop it") from error
+    except FileNotFoundError as error:
+        if (root / WORKING).is_dir():
+            raise
+        raise MAEError(f"another process has just ended its work in {root}; rerun the same command") from error
 
 
 @contextmanager
@@ -257,9 +282,11 @@ def _counted(job: Job, records: Sequence[Record], left_out: tuple[LeftOut, ...])
     return count
 
 
-def _write_report(root: Path, left_out: tuple[LeftOut, ...]) -> None:
-    report = {"left_out": [{"name": each.name, "reason": each.reason} for each in left_out]}
-    write_file(root, REPORT, (json.dumps(report, indent=1) + "\n").encode())
+def _write_report(job: Job, left_out: tuple[LeftOut, ...]) -> None:
+    """What was left out and why; like `pack.json` it does not tell the folders above the images."""
+    above = "" if job.images.place is None else f"{job.images.place}{os.sep}"
+    told = [{"name": each.name.removeprefix(above), "reason": each.reason.removeprefix(above)} for each in left_out]
+    write_file(job.folder, REPORT, (json.dumps({"left_out": told}, indent=1) + "\n").encode())
 
 
 def _result(root: Path, manifest: Manifest, left_out: tuple[LeftOut, ...], *, was_there: bool) -> PackResult:

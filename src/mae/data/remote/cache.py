@@ -353,7 +353,7 @@ def _folder() -> Path:
 
 def _note_use(path: Path) -> None:
     """Records the use of a verified entry that is on the disk, and that it may be trusted."""
-    with suppress(FileNotFoundError):  # it was evicted meanwhile
+    with suppress(OSError):  # it was evicted meanwhile, or may only be read
         os.utime(path, ns=(time.time_ns(), _VERIFIED_NS))
 
 

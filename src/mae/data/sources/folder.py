@@ -2,9 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from errno import ELOOP, ENOENT
+from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Self
@@ -17,8 +17,12 @@ from mae.data.items import Names, digest_of_file, fingerprint_of
 from mae.data.sources.channel_names import names_beside
 from mae.data.sources.source import Source
 from mae.errors import UsageError
+from mae.text import visible
 
 _MAX_LINE = 1 << 16
+_SYSTEMS_OWN = frozenset(
+    {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+)  # of macOS, Synology's drives, Windows and Linux
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,16 +74,18 @@ class FileSource(Source):
 
 
 def open_folder(root: Path, *, name: str) -> FileSource:
-    """All images below a folder, sorted by path; hidden files, `__MACOSX` and link loops are skipped.
+    """All images below a folder, sorted by path; hidden files, systems' own folders and link loops are skipped.
 
     Raises:
         UsageError: no images.
     """
-    found = sorted(walk(root))
+    again: list[str] = []
+    found = sorted(walk(root, again=again))
     images = [file for file in found if is_image(file[0])]
     check_any(images, [file[0] for file in found], name=name)
     source = _file_source(images, name=name, kind="folder", root=root)
-    return replace(source, note=source.note + unread_note(file[0] for file in found))
+    linked = f"; {count_of(len(again), 'link')} to folders listed once already skipped: {again[0]}" if again else ""
+    return replace(source, note=source.note + unread_note(file[0] for file in found) + visible(linked))
 
 
 def open_list(path: Path, *, name: str) -> FileSource:
@@ -140,8 +146,13 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
     )
 
 
-def walk(root: Path) -> Iterator[tuple[str, int, int]]:
-    """Path, size in bytes and modification time in nanoseconds of each file."""
+def walk(root: Path, *, again: list[str] | None = None) -> Iterator[tuple[str, int, int]]:
+    """Path, size in bytes and modification time in nanoseconds of each file.
+
+    Args:
+        root: the folder.
+        again: gets the links to folders that are listed elsewhere, or lead back up, which are skipped.
+    """
     seen, open_folders = {_identity(root)}, [("", _entries(root))]
     while open_folders:  # no recursion: folders may be nested deeper than Python calls
         below, entries = open_folders[-1]
@@ -152,14 +163,16 @@ def walk(root: Path) -> Iterator[tuple[str, int, int]]:
         try:
             status = entry.stat()
         except OSError as error:
-            if error.errno in (ENOENT, ELOOP):  # a link to nothing, or to itself
+            if error.errno in (ENOENT, ENOTDIR, ELOOP):  # a link to nothing, or to itself
                 continue
             raise
         if S_ISDIR(status.st_mode):
             identity = _identity(Path(entry.path))
-            if identity not in seen:  # a link may lead back up
+            if identity not in seen:
                 seen.add(identity)
                 open_folders.append((path + "/", _entries(Path(entry.path))))
+            elif again is not None:
+                again.append(path)
         elif S_ISREG(status.st_mode):  # neither a pipe nor a device
             yield path, status.st_size, status.st_mtime_ns
 
@@ -179,8 +192,8 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def is_visible(path: str) -> bool:
-    """Whether neither the file nor a folder above it is hidden or macOS's own."""
-    return not any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+    """Whether neither the file nor a folder above it is hidden or some system's own."""
+    return not any(part.startswith(".") or part in _SYSTEMS_OWN for part in path.split("/"))
 
 
 def is_image(path: str) -> bool:
@@ -188,7 +201,7 @@ def is_image(path: str) -> bool:
     return path.lower().endswith(EXTENSIONS)
 
 
-def check_any(images: Sequence[object], paths: Iterable[str], *, name: str) -> None:
+def check_any(images: Collection[object], paths: Iterable[str], *, name: str) -> None:
     """Refuses what holds no images, and says what it holds instead.
 
     Args:

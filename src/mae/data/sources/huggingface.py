@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_parts, fingerprint_of
-from mae.data.sources.source import Source
+from mae.data.sources.source import TEST, TRAIN, Source
 from mae.errors import MAEError, UsageError
 
 PREFIX = "hf:"
@@ -24,7 +24,6 @@ PREFIX = "hf:"
 _COLUMNS = ("image", "img", "png", "jpg")
 """Names of columns whose plain bytes are taken for images."""
 
-_TRAIN, _TEST = ("train",), ("test", "val", "validation")
 _REPOSITORY = re.compile(r"(?P<place>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w.-]+))?")
 
 
@@ -188,11 +187,11 @@ def _chosen_splits(found: Sequence[str], parsed: _Spec, *, spec: str) -> tuple[d
         return {parsed.split: ""}, []
     if len(found) == 1:
         return {found[0]: ""}, []
-    if not any(split in _TRAIN for split in found):
+    if not any(split in TRAIN for split in found):
         raise UsageError(
             f"{spec} has the splits {', '.join(found)}, and none is train; name one, such as {spec}:{found[0]}"
         )
-    chosen = {split: split for split in found if split in (*_TRAIN, *_TEST)}
+    chosen = {split: split for split in found if split in (*TRAIN, *TEST)}
     return chosen, [split for split in found if split not in chosen]
 
 

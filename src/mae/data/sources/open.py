@@ -1,6 +1,7 @@
 """Opening a source by its name on the command line: a path, a URL, or the name of a known data set."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +21,17 @@ from mae.data.sources.names import KNOWN as KNOWN
 from mae.data.sources.names import check_exists
 from mae.data.sources.pack import PackSource, open_pack
 from mae.data.sources.pack_format import WORKING
+from mae.data.sources.source import TEST, TRAIN
 from mae.data.sources.source import Source as Source
 from mae.data.sources.webdataset import TarSource, expand_braces, is_compressed, open_tars, tars_below
 from mae.data.sources.zip import ZipSource, open_zip
 from mae.errors import UsageError
+from mae.text import visible
 
 Files = FileSource | ZipSource | PackSource | TarSource | RowSource
 """Sources whose images have names, with directories that may give splits and classes."""
 
 _WITH_SPLITS = tuple(known for known in KNOWN if known != "imagenet")  # the others are the user's own files
-_TRAIN = ("train",)
-_TEST = ("test", "val", "validation")
 
 
 def open_source(spec: str, *, data_root: Path) -> Source:
@@ -104,7 +105,7 @@ def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> Lab
     if spec in _WITH_SPLITS:
         return _known(spec, data_root)
     source = _open_files(spec, data_root)
-    if all(_inside(source, tops).any() for tops in (_TRAIN, _TEST)):
+    if all(_inside(source, tops).any() for tops in (TRAIN, TEST)):
         return _two_splits(source, source)
     return _held_out(source)
 
@@ -119,7 +120,7 @@ def open_held_out(spec: str, *, data_root: Path) -> Source:
     if spec in _WITH_SPLITS:
         return open_labelled(spec, data_root=data_root).test.source
     source = _open_files(spec, data_root)
-    inside = np.flatnonzero(_inside(source, _TEST))
+    inside = np.flatnonzero(_inside(source, TEST))
     return source.take(inside, f"test split, {len(inside):,} files") if len(inside) else source
 
 
@@ -228,33 +229,44 @@ def directories_of(source: Files) -> list[list[str]]:
     classes = source.classes() if isinstance(source, TarSource) else None
     if classes is None:
         return directories
-    inside = _within(directories, (*_TRAIN, *_TEST))
-    parts = [above[:1] if within else [] for above, within in zip(directories, inside, strict=True)]
+    parts = [above[:1] if above and above[0].lower() in (*TRAIN, *TEST) else [] for above in directories]
     return [[*part, each] for part, each in zip(parts, classes, strict=True)]
 
 
 def _folders_of(source: Files) -> list[list[str]]:
     """The directories in each item's name, without the single top folder of a zip or tar."""
-    parts = [name.split("/") for name in source.names]
-    tops = {part[0] for part in parts}
-    wrapped = isinstance(source, ZipSource | TarSource) and len(tops) == 1 and all(len(part) > 1 for part in parts)
-    if wrapped and not tops & {*_TRAIN}:
-        parts = [part[1:] for part in parts]
-    return [part[:-1] for part in parts]
+    first = _num_outer(source)
+    return [name.split("/")[first:-1] for name in source.names]
 
 
-def _within(directories: list[list[str]], tops: tuple[str, ...]) -> np.ndarray:
-    return np.array([bool(above) and above[0].lower() in tops for above in directories])
+def _num_outer(source: Files) -> int:
+    """How many folders of a source hold all the others: one that a zip or tar was made of, or none."""
+    if not isinstance(source, ZipSource | TarSource):
+        return 0
+    tops = {_part(name, 0) for name in source.names}
+    return int(len(tops) == 1 and not tops & {"", *TRAIN})
+
+
+def _part(name: str, number: int) -> str:
+    """The folder of that number in a name, from the top; empty where there is none."""
+    parts = name.split("/", number + 1)
+    return parts[number] if len(parts) > number + 1 else ""
 
 
 def _inside(source: Files, tops: tuple[str, ...]) -> np.ndarray:
     """Whether each item belongs to one of the splits `tops`; reads no class."""
-    return source.within(tops) if isinstance(source, RowSource) else _within(_folders_of(source), tops)
+    if isinstance(source, RowSource):
+        return source.within(tops)
+    first = _num_outer(source)
+    # One at a time: lists of all folders would take several hundred bytes an image.
+    return np.fromiter((_part(name, first).lower() in tops for name in source.names), bool, len(source))
 
 
 def _training_split(source: Files) -> Source:
-    inside = _inside(source, _TRAIN)
-    if not inside.any() or inside.all():
+    inside = _inside(source, TRAIN)
+    if not inside.any():
+        return _with_hint(source)
+    if inside.all():
         return source
     if isinstance(source, RowSource):
         return source.take(np.flatnonzero(inside), f"train split, {source.note}")
@@ -262,6 +274,15 @@ def _training_split(source: Files) -> Source:
     left_out = ", ".join(f"{top} ({n:,} files)" for top, n in sorted(others.items()) if top.lower() != "train/")
     kept = np.flatnonzero(inside)
     return source.take(kept, f"train/ only, {len(kept):,} files; left out: {left_out}")
+
+
+def _with_hint(source: Files) -> Source:
+    """Says where a folder is that holds train/, since test images beside that are trained on too."""
+    outer = {_part(name, 0) for name in source.names if _part(name, 1).lower() in TRAIN}
+    if not isinstance(source, FileSource) or len(outer) != 1:
+        return source
+    folder = visible(str(source.root / outer.pop()))
+    return replace(source, note=f"{source.note}; to leave test images out give {folder}, which holds train/")
 
 
 def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
@@ -281,7 +302,7 @@ def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[
 
 
 def _two_splits(source: Files, test_source: Files) -> LabelledData:
-    (used, classes), (test_used, test_classes) = _classified(source, _TRAIN), _classified(test_source, _TEST)
+    (used, classes), (test_used, test_classes) = _classified(source, TRAIN), _classified(test_source, TEST)
     class_names = sorted(set(classes))
     check_classes(class_names, name=source.name)
     check_parts(class_names, test_classes, name=test_source.name)
@@ -291,7 +312,7 @@ def _two_splits(source: Files, test_source: Files) -> LabelledData:
 
 
 def _held_out(source: Files) -> LabelledData:
-    used, classes = _classified(source, _TRAIN)
+    used, classes = _classified(source, TRAIN)
     class_names = sorted(set(classes))
     check_classes(class_names, name=source.name)
     check_divisible(classes, name=source.name)

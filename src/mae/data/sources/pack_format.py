@@ -7,6 +7,7 @@ import re
 import tarfile
 from dataclasses import asdict, dataclass
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 from numpy.lib import format as npy
@@ -251,10 +252,15 @@ def read_names(data: bytes, shard: Shard, *, place: str) -> list[str]:
     names = text.removesuffix("\n").split("\n") if text else []
     if len(names) != shard.images:
         raise UsageError(f"{what} holds {len(names):,} names; expected {shard.images:,}")
-    unsafe = next((name for name in names if _UNSAFE.search(name) or not name.isprintable()), None)
+    unsafe = next((name for name in names if _UNSAFE.search(name) or not _is_clear(name)), None)
     if unsafe is not None:
         raise UsageError(f"{what} holds the name {unsafe[:200]!r}; expected one that stays inside a folder")
     return names
+
+
+def _is_clear(name: str) -> bool:
+    """Whether nothing in a name controls how it is shown; characters newer than this Python do not."""
+    return name.isprintable() or all(each.isprintable() or category(each) == "Cn" for each in name)
 
 
 def check_content(data: bytes, file: StoredFile, *, place: str) -> bytes:

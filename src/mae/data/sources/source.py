@@ -9,6 +9,9 @@ import numpy as np
 
 from mae.data.decode.limits import ImageInfo
 
+TRAIN, TEST = ("train",), ("test", "val", "validation")
+"""What the folders, archives and splits of the two parts of labelled images are called, in small letters."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source(ABC):

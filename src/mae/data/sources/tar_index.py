@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mae.errors import UsageError
 
 _BLOCK = 512
+_MAX_ENDING = 1 << 20  # bytes of zeros that a writer may fill the last record up with
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which holds a long name or the like
 _FILES, _LINKS, _FOLDER = (b"0", b"\0", b"7"), (b"1", b"2"), b"5"
 _WITHOUT_DATA = (*_LINKS, _FOLDER, b"3", b"4", b"6")
@@ -21,7 +22,8 @@ class Member(NamedTuple):
 
     Attributes:
         name: as it is in the archive, which may lead anywhere; bytes that are not UTF-8 are kept by surrogateescape.
-        kind: `file`, `folder`, `link`, or `other`, such as a device.
+        kind: `file`, `folder`, `link`, or `other`, such as a device; `fault` where its name says what is wrong with the
+            archive's end.
         offset: of its content.
         length: of its content in bytes, all inside the archive.
     """
@@ -33,7 +35,7 @@ class Member(NamedTuple):
 
 
 def members(read: Callable[[int, int], bytes], num_bytes: int, *, name: str) -> Iterator[Member]:
-    """The members of a tar, in order.
+    """The members of a tar, in order; after them perhaps a fault of its end.
 
     Args:
         read: reads bytes, given an offset and a length; fewer only at the end.
@@ -47,6 +49,9 @@ def members(read: Callable[[int, int], bytes], num_bytes: int, *, name: str) -> 
     while at < num_bytes:
         head = read(at, _BLOCK)
         if not head.strip(b"\0"):  # the end has blocks of zeros
+            rest = num_bytes - at
+            if rest > _MAX_ENDING or read(at, rest).strip(b"\0"):
+                yield Member("with bytes behind its end, which are not read", "fault", at, 0)
             return
         _check_head(head, at, name=name)
         at, kind = at + _BLOCK, head[156:157]
@@ -63,6 +68,7 @@ def members(read: Callable[[int, int], bytes], num_bytes: int, *, name: str) -> 
             extended.clear()
             length = 0 if kind in _WITHOUT_DATA else length
         at += -(-length // _BLOCK) * _BLOCK
+    yield Member("without its end, perhaps truncated", "fault", at, 0)
 
 
 def _check_head(head: bytes, at: int, *, name: str) -> None:

@@ -25,21 +25,21 @@ from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_parts, fingerprint_of
 from mae.data.remote.cache import user_cache
 from mae.data.sources.folder import check_any, count_of, is_image, is_visible, walk
-from mae.data.sources.source import Source
+from mae.data.sources.source import TEST, TRAIN, Source
 from mae.data.sources.tar_index import Member, members
 from mae.errors import UsageError
+from mae.text import visible
 
 _ROW = np.dtype([("offset", "<u8"), ("length", "<u8"), ("label", "<u8"), ("label_length", "<u8")])
 """Offset and length of an image and of its class in the tar; a length of 0 for none."""
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
-_SPLITS = ("train", "test", "val", "validation")
 _LABEL = ".cls"
 _MAX_LABEL = 20  # bytes of text
 _MAX_TARS = 100_000
 _BRACES = re.compile(r"\{(\d{1,18}\.\.\d{1,18}|[^{}]*,[^{}]*)\}")
 _SEQUENCE = re.compile(r"(\d+)\.\.(\d+)")
-_INDEX_VERSION = 1  # of the cached indexes: others are not read
+_INDEX_VERSION = 2  # of the cached indexes: others are not read
 _STABLE_SECONDS = 2.0  # a file changed just now may change again within the same timestamp
 
 Reader = Callable[[str, int, int], bytes]
@@ -220,12 +220,14 @@ def open_tars(paths: Sequence[Path], *, name: str) -> TarSource:
         indexes = list(pool.map(partial(_index, folder=_index_folder()), paths))
     skipped: Counter[str] = sum((index.skipped for index in indexes), Counter())
     no_images = {what: skipped.pop(what) for what in [*skipped] if what[:1] in ("", ".")}
+    faults = {what: skipped.pop(what) for what in [*skipped] if what.startswith("with")}
     if not any(index.names for index in indexes):
         check_any([], (f"a{extension}" for extension in Counter(no_images).elements()), name=name)
     root = Path(os.path.commonpath([path.absolute().parent for path in paths]))
     above = [_above(path, root) for path in paths]
-    left_out = ", ".join(f"{count:,} {what}" for what, count in sorted(skipped.items()))
+    left_out = visible(", ".join(f"{count:,} {what}" for what, count in sorted(skipped.items())))
     skipped_note = f"; skipped: {left_out}" if left_out else ""
+    skipped_note += "".join(f"; {count_of(count, 'tar')} {what}" for what, count in faults.items())
     total = sum(len(index.names) for index in indexes)
     return TarSource(
         name=name,
@@ -249,8 +251,8 @@ def _above(path: Path, root: Path) -> str:
     """The folders above the members of an archive, with a slash at the end."""
     folders = path.absolute().parent.relative_to(root).parts
     words = re.split(r"[-_.]", path.stem.lower())
-    part = next((word for word in words if word in _SPLITS), None)
-    if part is not None and not any(folder.lower() in _SPLITS for folder in folders[:1]):
+    part = next((word for word in words if word in (*TRAIN, *TEST)), None)
+    if part is not None and not any(folder.lower() in (*TRAIN, *TEST) for folder in folders[:1]):
         folders = (part, *folders)
     return "".join(f"{folder}/" for folder in folders)
 
@@ -296,12 +298,14 @@ def _index(path: Path, folder: Path | None) -> _Index:
 
 
 def _walked(found: Iterator[Member], mark: tuple[int, int]) -> _Index:
-    images: list[tuple[str, Member]] = []
+    images: dict[str, Member] = {}
     labels: dict[str, Member] = {}
     skipped: Counter[str] = Counter()
     for member in found:
         name = "/".join(part for part in member.name.split("/") if part not in ("", "."))
-        if member.kind == "folder" or not is_visible(name):
+        if member.kind == "fault":
+            skipped[member.name] += 1
+        elif member.kind == "folder" or not is_visible(name):
             # ".." begins with a dot as hidden names do, but is never there by chance.
             skipped["names that lead out"] += ".." in name.split("/")
         elif member.name.startswith("/"):
@@ -309,15 +313,17 @@ def _walked(found: Iterator[Member], mark: tuple[int, int]) -> _Index:
         elif member.kind != "file":
             skipped["links" if member.kind == "link" else "devices and the like"] += 1
         elif is_image(name):
-            images.append((name, member))
+            skipped["older versions of a file"] += name in images
+            images.pop(name, None)  # the last one counts, as where a tar is extracted
+            images[name] = member
         elif name.endswith(_LABEL):
             labels[_key(name)] = member
         else:
             skipped[os.path.splitext(name)[1].lower()] += 1
     nothing = Member("", "file", 0, 0)
-    rows = [(image, labels.get(_key(name), nothing)) for name, image in images]
+    rows = [(image, labels.get(_key(name), nothing)) for name, image in images.items()]
     table = np.array([(image.offset, image.length, label.offset, label.length) for image, label in rows], dtype=_ROW)
-    return _Index(mark=mark, names=[name for name, _ in images], table=table, skipped=+skipped)
+    return _Index(mark=mark, names=list(images), table=table, skipped=+skipped)
 
 
 def _key(name: str) -> str:
@@ -332,7 +338,11 @@ def _load_index(path: Path, mark: tuple[int, int]) -> _Index | None:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in ("mark", "names", "table", "skipped")}
         names = arrays["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
-        skipped = dict(line.split("\t") for line in arrays["skipped"].tobytes().decode().splitlines())
+        skipped = dict(
+            line.rsplit("\t", 1)
+            for line in arrays["skipped"].tobytes().decode("utf-8", "surrogateescape").split("\n")
+            if line
+        )
         index = _Index(
             mark=mark,
             names=names,
@@ -354,7 +364,7 @@ def _load_index(path: Path, mark: tuple[int, int]) -> _Index | None:
 def _save_index(path: Path, index: _Index) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     names = "".join(name + "\0" for name in index.names).encode("utf-8", "surrogateescape")
-    skipped = "\n".join(f"{what}\t{count}" for what, count in index.skipped.items()).encode()
+    skipped = "\n".join(f"{what}\t{count}" for what, count in index.skipped.items()).encode("utf-8", "surrogateescape")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with aside.open("wb") as file:

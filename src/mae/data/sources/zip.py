@@ -4,9 +4,11 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISLNK
 from typing import Self
 
 import numpy as np
@@ -102,42 +104,61 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            named = [member for member in archive.infolist() if member.filename]
-            members = sorted((member for member in named if not member.is_dir()), key=lambda member: member.filename)
+            members, skipped = _files_in(archive)
             channels = _names_in(archive, members, name=name)
     # Reading a member may raise zlib's own error.
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
-    images = [member for member in members if is_visible(member.filename) and is_image(member.filename)]
-    visible = [member.filename for member in members if is_visible(member.filename)]
-    check_any(images, visible, name=name)
-    if any(member.flag_bits & 1 for member in images):
+    images = {path: member for path, member in members.items() if is_image(path)}
+    check_any(images, members, name=name)
+    if any(member.flag_bits & 1 for member in images.values()):
         raise UsageError(f"{name} is encrypted; expected a zip without a password")
-    table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images]
-    for member, row in zip(images, table, strict=True):
+    table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images.values()]
+    for path_in_zip, row in zip(images, table, strict=True):
         if max(row) > np.iinfo(np.int64).max:
-            raise UsageError(f"{name} is not a whole zip archive: {member.filename} has an impossible size or offset")
+            raise UsageError(f"{name} is not a whole zip archive: {path_in_zip} has an impossible size or offset")
+    left_out = "; skipped: " if skipped else ""
+    left_out += ", ".join(f"{count:,} {what}" for what, count in sorted(skipped.items()))
     return ZipSource(
         name=name,
-        note=f"zip, {count_of(len(images), 'file')}" + unread_note(visible),
+        note=f"zip, {count_of(len(images), 'file')}{left_out}{unread_note(members)}",
         path=path,
-        names=Names(member.filename for member in images),
+        names=Names(images),
         table=np.array(table, dtype=np.int64),
         channels=channels,
     )
 
 
-def _names_in(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo], *, name: str) -> tuple[str, ...] | None:
+def _files_in(archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], Counter[str]]:
+    """The visible files by path, sorted, as they would be extracted; and what is skipped over."""
+    members = [member for member in archive.infolist() if member.filename and not member.is_dir()]
+    of_windows = not any("/" in member.filename for member in members)
+    found: dict[str, zipfile.ZipInfo] = {}
+    skipped: Counter[str] = Counter()
+    for member in members:
+        written = member.filename.replace("\\", "/") if of_windows else member.filename
+        path = "/".join(part for part in written.split("/") if part not in ("", "."))
+        if ".." in path.split("/") or written.startswith("/"):
+            skipped["names that lead out"] += 1
+        elif S_ISLNK(member.external_attr >> 16):
+            skipped["links"] += 1
+        elif is_visible(path):
+            skipped["older versions of a file"] += path in found
+            found[path] = member  # the last one counts, as where a zip is extracted
+    return dict(sorted(found.items())), +skipped
+
+
+def _names_in(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], *, name: str) -> tuple[str, ...] | None:
     """The channel names at the top of an archive, or of its one folder."""
-    tops = {member.filename.split("/")[0] for member in members}
+    tops = {path.split("/")[0] for path in members}
     places = [NAMES_FILE, *(f"{top}/{NAMES_FILE}" for top in tops if len(tops) == 1)]
-    found = [member for member in members if member.filename in places]
+    found = [path for path in places if path in members]
     if not found:
         return None
-    member = found[0]
+    member = members[found[0]]
     if member.compress_type not in _READABLE_METHODS:
         raise UsageError(
-            f"{name}/{member.filename} is compressed by zip method {member.compress_type}; expected stored or deflate"
+            f"{name}/{found[0]} is compressed by zip method {member.compress_type}; expected stored or deflate"
         )
     with archive.open(member) as file:
-        return parse_names(file.read(MAX_NAMES_BYTES + 1), name=f"{name}/{member.filename}")
+        return parse_names(file.read(MAX_NAMES_BYTES + 1), name=f"{name}/{found[0]}")
