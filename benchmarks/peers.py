@@ -1,6 +1,7 @@
 """Our recipes beside the joint-embedding methods that people would use instead, trained for the same time.
 
     python benchmarks/peers.py cifar10.zip --ours default "default --uniformity 0.01" --minutes 10 30 --out peers
+    python benchmarks/peers.py cifar10.zip --peers --ours default "default --mask block" --minutes 30 --out masks
     python benchmarks/peers.py cifar10.zip --common "--device cuda --cache-on-device" --minutes 10 --out peers-gpu
 
 The peers are SimCLR, DINO, LeJEPA and VISReg (see joint_embedding.py). What is given to `--ours` are words of
@@ -25,7 +26,8 @@ Not equal, as each method is used as it is meant:
 - Batch norm is in some of the peers' projectors, which are discarded after training; the encoders have none.
 
 Random weights and raw pixels stand in the same table. Intervals are Student's over seeds, differences are paired by
-seed. The best peer is chosen by the very scores that ours are compared with, which favours it.
+seed. The best peer is chosen by the very scores that ours are compared with, which favours it. Without
+any peer the first of ours is what the others are compared with.
 """
 
 import shlex

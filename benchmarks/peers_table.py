@@ -1,4 +1,4 @@
-"""The tables of `peers.py`: scores with intervals over seeds, and paired differences to the best peer."""
+"""The tables of `peers.py`: scores with intervals over seeds, and paired differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
@@ -89,19 +89,23 @@ def _cells(runs: Results, metrics: Sequence[str], who: str) -> Iterator[str]:
 
 
 def difference_rows(results: Results) -> Iterator[str]:
-    """Each of ours against the peer with the best mean in the same minutes and metric; nothing without both."""
-    yield markdown_row(["ours", "minutes", "metric", "best peer", "difference, points", "95 % interval", "seeds"])
+    """Each of ours against the best: the peer of the highest mean in the same minutes and metric.
+
+    Without peers the others of ours are compared with the first.
+    """
+    yield markdown_row(["ours", "minutes", "metric", "beside", "difference, points", "95 % interval", "seeds"])
     yield markdown_row(["---"] * 7)
     trained = [result for result in results if result["minutes"]]
     for minutes in dict.fromkeys(result["minutes"] for result in trained):
         runs = [result for result in trained if result["minutes"] == minutes]
         for metric in dict.fromkeys(metric for run in runs for metric in scores_of(run)):
             peers, ours = (_by_method(runs, metric, peer=peer) for peer in (True, False))
-            if not peers:
-                continue
-            best = max(peers, key=lambda name: fmean(peers[name].values()))
+            beside = max(peers, key=lambda name: fmean(peers[name].values())) if peers else next(iter(ours))
+            reference = (peers or ours)[beside]
             for name, values in ours.items():
-                yield markdown_row([name, f"{minutes:g}", metric, best, *gap_in_points(peers[best], values, metric)])
+                if name != beside:
+                    gap = gap_in_points(reference, values, metric)
+                    yield markdown_row([name, f"{minutes:g}", metric, beside, *gap])
 
 
 def _by_method(runs: Results, metric: str, *, peer: bool) -> dict[str, BySeed]:

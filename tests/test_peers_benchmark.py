@@ -319,6 +319,9 @@ def test_tables_hold_means_intervals_and_paired_differences():
     assert rows[4] == "| simclr | 10 | 5.00 | 60 | 20 | 1,300 | 50.0 ± 24.8 |"
     # Differences 0.02, 0.01, 0.05: mean 0.0267, std 0.0208, half of the interval 0.0517.
     assert list(peers_table.difference_rows(results))[2:] == ["| fast | 10 | k-NN | dino | +2.7 | -2.5 to +7.8 | 3 |"]
+    results += [result("mae", seed, 1 - value, peer=False) for seed, value in enumerate((0.5, 0.6, 0.7))]
+    alone = [each for each in results if not each["peer"]]  # beside the first of ours
+    assert list(peers_table.difference_rows(alone))[2:] == ["| mae | 10 | k-NN | fast | -2.7 | -7.8 to +2.5 | 3 |"]
 
 
 def test_one_seed_has_no_interval():
