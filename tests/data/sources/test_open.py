@@ -4,6 +4,7 @@ import os
 import re
 import tracemalloc
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from data.pictures import SHARED, archive, loaded, names_of, png
 from mae.data.decode.limits import UnreadableImage
 from mae.data.items import Names
 from mae.data.sources import memory as arrays
+from mae.data.sources import open as opening
 from mae.data.sources.labels import hold_out
 from mae.data.sources.open import open_held_out, open_labelled, open_source
 from mae.errors import MAEError, UsageError
@@ -81,6 +83,18 @@ def test_a_zip_is_read_as_it_would_be_extracted(tmp_path):
     source = open_source(str(path), data_root=tmp_path)
     assert names_of(source) == ["a/0.png", "a/1.png"] and loaded(source, 0).shape == (20, 20, 3)
     assert source.note == "zip, 2 files; skipped: 1 links, 2 names that lead out, 1 older versions of a file"
+
+
+def test_splits_are_found_without_lists_of_folders(tree):
+    source = open_source(str(tree({"a/b/0.png": png()})), data_root=tree)
+    many = 20_000
+    names = Names(f"{number % 7}/b/{number:06d}.png" for number in range(many))
+    large = replace(source, names=names, sizes=np.zeros(many, np.int64), times=np.zeros(many, np.int64))
+    tracemalloc.start()
+    kept = opening._training_split(large)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(kept) == many and peak < 40 * many
 
 
 def test_a_zip_that_windows_made_has_folders(tmp_path):
