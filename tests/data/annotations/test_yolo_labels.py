@@ -126,6 +126,7 @@ def test_classes_without_a_name_are_refused_but_read_for_the_doctor(tmp_path: Pa
         ("train: long.txt\n" + NAMES, "no image has labels"),
         ("train: list.txt\n" + NAMES, "expected a path inside the folder"),
         ("train: images\nnames:\n  1: cat\n", "expected a list, or a mapping"),
+        ("train: images\nnames: [cat, dog, cat]\n", "two classes are called 'cat'; give each a name of its own"),
     ],
 )
 def test_yaml_that_leads_out_of_the_folder_is_refused(tmp_path: Path, told: str, message: str):

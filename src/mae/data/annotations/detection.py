@@ -1,5 +1,6 @@
 """Images with objects that people drew on them, found by looking at a folder."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +137,7 @@ def read_detection(spec: str | Path) -> DetectionData | None:
     """`open_detection` of labels that may hold classes without a name, which are -1; None: the folder has none.
 
     Raises:
-        UsageError: no such folder, or no image with labels.
+        UsageError: no such folder, no image with labels, or two classes of one name.
         MAEError: labels that cannot be read.
     """
     root, name = Path(spec), str(spec)
@@ -148,6 +149,8 @@ def read_detection(spec: str | Path) -> DetectionData | None:
 
 
 def _data(written: Written, name: str) -> DetectionData:
+    if twice := [label for label, count in Counter(written.class_names).items() if count > 1]:
+        raise UsageError(f"{name}: two classes are called {twice[0]!r}; give each a name of its own")
     drawn = [objects for part in written.parts.values() for objects in part.objects if len(objects)]
     boxes_alone = sum(objects.outlines is None for objects in drawn)
     has_masks = boxes_alone == 0
