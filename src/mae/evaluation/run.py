@@ -182,7 +182,7 @@ class Evaluator:
         self._print(answer, style="bold")
         page = self.folder / "evaluation" / "index.html"
         title = f"How good are the features of {self.extractor.name}?"
-        named = [(name, str(value)) for name, value in {"answer": answer, **facts}.items()]
+        named = [(name.replace("_", " "), str(value)) for name, value in {"answer": answer, **facts}.items()]
         self.world.from_main(lambda: write_page(page, title=title, facts=named, sections=sections))
         return page
 
