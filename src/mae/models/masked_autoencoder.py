@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term, Tokenizer
-from mae.core.types import Encoded, MAEOutput, MaskPlan, MaskRequest, SourceNetwork
+from mae.core.types import Encoded, Layout, MAEOutput, MaskPlan, MaskRequest, SourceNetwork
 from mae.errors import UsageError
 from mae.masks.given import plan_from_mask
 from mae.models.pretrained import PretrainedEncoder, described_component
@@ -131,7 +131,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         _check_keys(keys, len(images))
         if plan is None:
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
-        elif any(term.predicts_visible for term in terms):
+        _check_plan(plan, len(images), layout)
+        if any(term.predicts_visible for term in terms):
             plan = plan.predict_all()
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch, learning=self.training)
@@ -215,9 +216,10 @@ class MaskedAutoencoder(PretrainedEncoder):
             plan: what is masked; all of it is predicted, whatever `plan.predicted` holds.
 
         Raises:
-            UsageError: see `encoded`.
+            UsageError: see `encoded`; a plan for other images.
         """
         plan, layout = plan.predict_all(), self.tokenizer.layout_of(images)
+        _check_plan(plan, len(images), layout)
         prediction: Tensor = self.decoder(self.encoded(images, plan), plan, layout)
         return prediction
 
@@ -225,13 +227,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         """What the decoder is given.
 
         Raises:
-            UsageError: images of a wrong shape, or of a size the positions cannot be made for; a plan for others.
+            UsageError: images of a wrong shape, or of a size the positions cannot be made for.
         """
-        shape, expected = tuple(plan.hidden.shape), (len(images), self.tokenizer.layout_of(images).num_tokens)
-        if shape != expected:
-            raise UsageError(f"the plan is for images and tokens {shape}; expected {expected}")
-        if plan.visible.shape[1] < 1:
-            raise UsageError("the plan leaves no token visible; at least one must be")
         return self.encoder(images, plan, levels=self.reads_levels)
 
     def _compare(
@@ -298,6 +295,14 @@ class MaskedAutoencoder(PretrainedEncoder):
             return [*super()._facts(), *sizes]
         described = [(slot, described_component(part)) for slot, part in config.components() if slot in _METHOD]
         return [*super()._facts(), *sizes, *described]
+
+
+def _check_plan(plan: MaskPlan, batch: int, layout: Layout) -> None:
+    shape, expected = tuple(plan.hidden.shape), (batch, layout.num_tokens)
+    if shape != expected:
+        raise UsageError(f"the plan is for images and tokens {shape}; expected {expected}")
+    if plan.visible.shape[1] < 1:
+        raise UsageError("the plan leaves no token visible; at least one must be")
 
 
 def _check_keys(keys: Tensor | None, batch: int) -> None:
