@@ -364,11 +364,13 @@ def _check(args: Namespace, parser: ArgumentParser) -> None:
 
 def main(words: list[str] | None = None) -> None:
     args = parse_args(words)
-    contestants = [prepare(name, args) for name in (*args.peers, *args.ours)]
-    for contestant in contestants:  # all rates before the machine is busy with runs
-        measure(contestant, args)
-    results = [untrained(contestants[0].prepared, seed, args) for seed in args.seeds]
-    for contestant in contestants:
+    names = (*args.peers, *args.ours)
+    for name in names:  # all rates before the machine is busy with runs; one at a time, for each holds the images
+        measure(prepare(name, args), args)
+    first = prepare(names[0], args).prepared
+    results = [untrained(first, seed, args) for seed in args.seeds]
+    for name in names:
+        contestant = prepare(name, args)
         results += [finished(contestant, minutes, seed, args) for minutes in args.minutes for seed in args.seeds]
         about = {"machine": machine(contestant.prepared.device), "asked": read_json(args.out / ASKED)}
         write_json(args.out / "results.json", {**about, "results": results})
