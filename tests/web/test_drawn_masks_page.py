@@ -55,7 +55,9 @@ def opened(browser: "Browser", address: str) -> Iterator[Callable[..., "Page"]]:
     """Opens the page; at the end nothing may have failed, and nothing been asked of another machine."""
     pages, asked, told = [], [], []
 
-    def open_page(words: str = "?lang=en", *, width: int = 1280) -> "Page":
+    def open_page(
+        words: str = "?lang=en", *, width: int = 1280, prepare: Callable[["Page"], None] | None = None
+    ) -> "Page":
         page = browser.new_page(viewport={"width": width, "height": 900})
         pages.append(page)
         page.on("request", lambda request: asked.append(request.url))
@@ -65,8 +67,11 @@ def opened(browser: "Browser", address: str) -> Iterator[Callable[..., "Page"]]:
             """window.answers = 0;
             document.addEventListener("reconstructed", ({detail}) => { window.answers++; window.last = detail; });"""
         )
+        if prepare is not None:
+            prepare(page)
         page.goto(address + words)
-        page.wait_for_function("() => window.answers > 0", timeout=20_000)
+        if prepare is None:
+            page.wait_for_function("() => window.answers > 0", timeout=20_000)
         return page
 
     yield open_page
@@ -166,6 +171,69 @@ def test_ones_own_picture_is_cut_to_its_middle_and_stays_here(opened: Callable[.
     assert page.inner_text("#failure") == "This file is not a picture that the browser can show: no.png"
 
 
+def plain(folder: Path, name: str, colour: tuple[int, int, int]) -> Path:
+    """A picture of one colour."""
+    Image.new("RGB", (60, 40), colour).save(folder / name)
+    return folder / name
+
+
+def colour(page: "Page") -> list[int]:
+    """The mean colour of what the model saw last."""
+    pixels = np.array(last(page)["pixels"]).reshape(3, -1)
+    return [round(255 * value) for value in pixels.mean(axis=1)]
+
+
+def test_the_picture_that_was_chosen_last_stays(opened: Callable[..., "Page"], tmp_path: Path):
+    page = opened()
+    page.evaluate(
+        """() => { const read = window.createImageBitmap;
+            window.createImageBitmap = async (source, ...options) => {
+                if (source.name === "slow.png") await new Promise(resolve => { window.readSlow = resolve; });
+                return read(source, ...options); }; }"""
+    )
+    page.set_input_files("#file", plain(tmp_path, "slow.png", (200, 0, 0)))
+    page.set_input_files("#file", plain(tmp_path, "quick.png", (0, 0, 200)))
+    assert colour(page) == [0, 0, 200]
+    page.evaluate("() => window.readSlow()")
+    assert colour(page) == [0, 0, 200]
+    page.set_input_files("#file", tmp_path / "slow.png")  # the same file once more
+    page.evaluate("() => window.readSlow()")
+    assert colour(page) == [200, 0, 0]
+
+
+def test_what_is_done_while_the_model_loads_is_kept(opened: Callable[..., "Page"], tmp_path: Path):
+    held: list[Any] = []
+    page = opened(prepare=lambda page: page.route("**/*.onnx", lambda route: held.append(route)))
+    page.wait_for_selector("#examples img")
+    page.click("[data-mask=random]")
+    page.set_input_files("#file", plain(tmp_path, "own.png", (0, 0, 200)))
+    page.click("[data-mask=clear]")
+    page.check("input[value=informed]")
+    page.check("#attention")
+    page.mouse.click(*middle(page, 7))
+    page.focus("#masked")
+    page.click("[data-language=vi]")
+    page.wait_for_timeout(150)
+    assert page.inner_text("#status") == "Đang tải mô hình …" and not page.is_visible("#failure")
+    held[0].continue_()
+    page.wait_for_function("() => window.answers > 0", timeout=20_000)
+    assert colour(page) == [0, 0, 200]
+    assert [cell for cell, value in enumerate(last(page)["hidden"]) if value] == [7]
+
+
+def test_a_failure_speaks_the_language_of_the_page_and_goes_with_the_next_action(
+    opened: Callable[..., "Page"], tmp_path: Path
+):
+    page = opened()
+    (tmp_path / "no.png").write_text("no picture")
+    page.set_input_files("#file", tmp_path / "no.png")
+    page.wait_for_selector("#failure:visible")
+    page.click("[data-language=vi]")
+    assert page.inner_text("#failure") == "Tệp này không phải là ảnh mà trình duyệt mở được: no.png"
+    page.click("[data-mask=grid]")
+    assert not page.is_visible("#failure")
+
+
 def test_attention_of_the_patch_under_the_pointer(opened: Callable[..., "Page"]):
     page = opened()
     page.click("[data-mask=clear]")
@@ -211,6 +279,32 @@ def test_the_pictures_are_no_blanks(opened: Callable[..., "Page"]):
 
 def test_where_pages_share_no_memory_one_thread_computes(opened: Callable[..., "Page"]):
     assert opened("?threads=1").evaluate("crossOriginIsolated")
+
+
+def test_without_its_server_the_page_goes_on_and_says_what_it_lacks(
+    site: Path,
+    browser: "Browser",  # noqa: F811
+):
+    server = make_server(site)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script('document.addEventListener("reconstructed", ({detail}) => { window.last = detail; });')
+    page.goto(f"http://127.0.0.1:{server.server_address[1]}/?lang=en")
+    page.wait_for_function("() => window.last", timeout=20_000)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    page.click("#examples button:nth-child(2)")
+    page.wait_for_selector("#failure:visible")
+    assert page.inner_text("#failure").startswith("examples/coffee.png could not be loaded")
+    page.click("[data-language=vi]")
+    assert page.inner_text("#failure").startswith("Không tải được examples/coffee.png")
+    page.click("[data-mask=random]")
+    assert not page.is_visible("#failure") and not errors
+    page.close()
 
 
 def test_the_languages_have_the_same_texts_and_places():

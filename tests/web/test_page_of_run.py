@@ -5,7 +5,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -89,4 +89,39 @@ def test_the_slider_steps_through_the_checkpoints_of_a_gray_run(
         answers[step] = np.array(said[2])
         assert np.abs(answers[step] - expected.flatten().numpy()).max() < 1e-3, step
     assert page.inner_text("#step-shown") == "step 1"
+    page.close()
+
+
+def test_a_checkpoint_that_does_not_come_leaves_the_one_that_is_shown(
+    address: str,
+    browser: "Browser",  # noqa: F811
+):
+    held: list[Any] = []
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(
+        """window.answers = 0;
+        document.addEventListener("reconstructed", () => { window.answers++; });"""
+    )
+    page.goto(address + "?lang=en")
+    page.wait_for_function("() => window.answers > 0", timeout=60_000)
+    page.route("**/step-00000001.onnx", lambda route: held.append(route))
+
+    page.fill("#step", "0")
+    page.wait_for_function("() => document.getElementById('status').textContent === 'Loading the model …'")
+    assert page.inner_text("#step-shown") == "loading step 1 …"
+    held.pop().fulfill(status=503)
+    page.wait_for_selector("#failure:visible")
+    assert page.inner_text("#failure").startswith("models/step-00000001.onnx could not be loaded")
+    assert page.input_value("#step") == "1" and page.inner_text("#step-shown") == "step 2"
+    assert "patches hidden" in page.inner_text("#status")
+
+    before = page.evaluate("window.answers")
+    page.fill("#step", "0")
+    page.wait_for_timeout(150)
+    assert not page.is_visible("#failure")
+    held.pop().continue_()
+    page.wait_for_function(f"() => window.answers > {before}", timeout=60_000)
+    assert page.inner_text("#step-shown") == "step 1" and not page.is_visible("#failure") and not errors
     page.close()

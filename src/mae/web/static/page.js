@@ -11,25 +11,42 @@ const canvases = Object.fromEntries(["input", "masked", "reconstruction", "error
 
 const state = {
   model: null, // what model.json says
-  texts: {},
+  texts: {}, // by language
   graph: null,
+  shown: 0, // whose graph it is, among those of model.json
+  loading: false, // whether another graph is chosen than is there
   opened: new Map(), // by file, so that a step seen once is there at once
+  choices: 0, // counts the pictures that were asked for
+  taken: 0, // which of them is shown
   pixels: null, // Float32Array [C, H, W] in [0, 1]
   hidden: null, // Uint8Array [N]
   cell: 0, // where the keyboard is
   found: null, // what the model said last
   wanted: 0, // counts changes: an answer to an older one is not shown
   running: false,
+  failure: null, // name and values of its text
 };
+
+// What the page's own server does not give.
+class Unreachable extends Error {}
+
+async function fetched(path, form) {
+  try {
+    const answer = await fetch(`./${path}`);
+    if (answer.ok) return await answer[form]();
+  } catch {
+    // Told as any other answer without the file.
+  }
+  throw new Unreachable(path);
+}
 
 // Texts -------------------------------------------------------------------------------------------------------------
 
 function text(name, values = {}) {
-  return state.texts[name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
+  return state.texts[document.documentElement.lang][name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
 }
 
-async function speak(language) {
-  state.texts = await (await fetch(`./${language}.json`)).json();
+function speak(language) {
   document.documentElement.lang = language;
   document.title = text("title");
   for (const part of document.querySelectorAll("[data-text]")) part.textContent = text(part.dataset.text);
@@ -39,7 +56,8 @@ async function speak(language) {
   document.querySelectorAll("#examples button").forEach((button, at) =>
     button.setAttribute("aria-label", text("example", { number: at + 1 })));
   if (state.model) tellFacts();
-  if (state.found) tellStatus();
+  tellStatus();
+  tellFailure();
 }
 
 function number(value, digits) {
@@ -52,10 +70,15 @@ function tellFacts() {
     parameters: number(parameters / 1e6, 1), height: size[0], width: size[1], patchHeight: patch[0], patchWidth: patch[1],
   });
   element("ratio-shown").textContent = `${element("ratio").value} %`;
-  element("step-shown").textContent = text("step", { step: number(state.model.graphs[element("step").value].step, 0) });
+  const step = number(state.model.graphs[element("step").value].step, 0);
+  element("step-shown").textContent = text(state.loading ? "stepLoading" : "step", { step });
 }
 
 function tellStatus() {
+  if (state.loading || !state.found) {
+    element("status").textContent = state.loading ? text("loading") : "";
+    return;
+  }
   const { milliseconds, hidden, quality } = state.found;
   const count = hidden.reduce((sum, value) => sum + value, 0);
   element("status").textContent = text("status", {
@@ -63,9 +86,26 @@ function tellStatus() {
   }) + (quality === null ? "" : text("quality", { value: number(quality, 2) }));
 }
 
+function tellFailure() {
+  element("failure").textContent = state.failure ? text(...state.failure) : "";
+  element("failure").hidden = !state.failure;
+}
+
 function fail(name, values) {
-  element("failure").textContent = name ? text(name, values) : "";
-  element("failure").hidden = !name;
+  state.failure = [name, values];
+  tellFailure();
+}
+
+function failBy(reason) {
+  if (reason instanceof Unreachable) fail("unreachable", { path: reason.message });
+  else fail("failed", { reason });
+}
+
+// What is done next makes a failure old, but for that of a page that has no model.
+function forgetFailure() {
+  if (!state.graph) return;
+  state.failure = null;
+  tellFailure();
 }
 
 // Pictures ----------------------------------------------------------------------------------------------------------
@@ -103,6 +143,7 @@ function eachCell(canvas, paint) {
 }
 
 function drawMasked() {
+  if (!state.pixels) return;
   draw(canvases.masked, imageOf(state.pixels));
   const focused = document.activeElement === canvases.masked;
   eachCell(canvases.masked, (drawing, at, x, y, width, height) => {
@@ -124,6 +165,7 @@ function drawMasked() {
 }
 
 function drawInput(from = null) {
+  if (!state.pixels) return;
   draw(canvases.input, imageOf(state.pixels));
   if (from === null || !state.found || state.hidden[from]) return;
   const count = state.hidden.length;
@@ -186,17 +228,44 @@ function drawFound() {
 
 // The model ---------------------------------------------------------------------------------------------------------
 
-async function open(at) {
-  const { file } = state.model.graphs[at];
-  if (!state.opened.has(file)) state.opened.set(file, ort.InferenceSession.create(`./${file}`));
-  const opened = await state.opened.get(file);
-  if (element("step").value === at) state.graph = opened; // else another was chosen meanwhile
+function open(file) {
+  if (!state.opened.has(file)) {
+    const opening = fetched(file, "arrayBuffer").then((bytes) => ort.InferenceSession.create(bytes));
+    opening.catch(() => state.opened.delete(file)); // so that it is asked for anew
+    state.opened.set(file, opening);
+  }
+  return state.opened.get(file);
+}
+
+async function chooseStep(at) {
+  forgetFailure();
+  state.loading = true;
+  tellFacts();
+  tellStatus();
+  const isOld = () => Number(element("step").value) !== at; // another was chosen meanwhile
+  try {
+    const graph = await open(state.model.graphs[at].file);
+    if (isOld()) return;
+    [state.graph, state.shown] = [graph, at];
+  } catch (reason) {
+    if (isOld()) return;
+    element("step").value = state.shown;
+    failBy(reason);
+  }
+  state.loading = false;
+  tellFacts();
+  tellStatus();
+  await compute();
 }
 
 async function change() {
-  state.wanted++;
   drawMasked();
-  if (state.running) return; // what runs asks again
+  await compute();
+}
+
+async function compute() {
+  state.wanted++;
+  if (state.running || !state.graph || !state.pixels) return; // what runs, or what is loading, asks again
   state.running = true;
   try {
     let answered;
@@ -205,7 +274,7 @@ async function change() {
       await answer();
     } while (answered !== state.wanted);
   } catch (reason) {
-    fail("failed", { reason });
+    failBy(reason);
   } finally {
     state.running = false;
   }
@@ -235,6 +304,7 @@ async function answer() {
 
 function hide(at, wanted) {
   if (state.hidden[at] === Number(wanted)) return;
+  forgetFailure();
   if (wanted && state.hidden.reduce((sum, value) => sum + value, 0) === state.hidden.length - 1) {
     element("cell").textContent = text("lastVisible");
     return;
@@ -278,6 +348,7 @@ const masks = {
 };
 
 function applyMask(name) {
+  forgetFailure();
   const count = Math.min(state.hidden.length - 1, Math.round((element("ratio").value / 100) * state.hidden.length));
   masks[name](count);
   if (state.hidden.every((value) => value === 1)) state.hidden[0] = 0; // one must stay visible
@@ -338,16 +409,29 @@ function attend(at) {
   if (element("attention").checked) drawInput(at);
 }
 
+// A picture that is chosen later stays, however long one that was chosen before takes to be read.
 async function take(source, name) {
-  fail(null);
-  const { size: [height, width], channels } = state.model;
+  forgetFailure();
+  const choice = ++state.choices;
   let bitmap;
   try {
-    bitmap = await createImageBitmap(source);
-  } catch {
-    fail("notAnImage", { name });
+    bitmap = await createImageBitmap(await source);
+  } catch (reason) {
+    if (reason instanceof Unreachable) failBy(reason);
+    else fail("notAnImage", { name });
     return;
   }
+  if (choice > state.taken) {
+    state.taken = choice;
+    state.pixels = pixelsOf(bitmap);
+    drawInput();
+    change();
+  }
+  bitmap.close();
+}
+
+function pixelsOf(bitmap) {
+  const { size: [height, width], channels } = state.model;
   const scale = Math.max(width / bitmap.width, height / bitmap.height); // the centre, as in evaluation
   const small = new OffscreenCanvas(width, height);
   const drawing = small.getContext("2d", { willReadFrequently: true });
@@ -358,18 +442,13 @@ async function take(source, name) {
     bitmap, (width - scale * bitmap.width) / 2, (height - scale * bitmap.height) / 2, scale * bitmap.width, scale * bitmap.height);
   const { data } = drawing.getImageData(0, 0, width, height);
   const area = height * width;
-  state.pixels = new Float32Array(channels * area);
+  const pixels = new Float32Array(channels * area);
   for (let at = 0; at < area; at++) {
     const colours = [data[4 * at], data[4 * at + 1], data[4 * at + 2]];
     const values = channels === 3 ? colours : [0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]];
-    values.forEach((value, channel) => { state.pixels[channel * area + at] = value / 255; });
+    values.forEach((value, channel) => { pixels[channel * area + at] = value / 255; });
   }
-  drawInput();
-  await change();
-}
-
-async function takeExample(path) {
-  await take(await (await fetch(`./${path}`)).blob(), path);
+  return pixels;
 }
 
 function listen() {
@@ -379,19 +458,18 @@ function listen() {
   for (const button of document.querySelectorAll("[data-language]"))
     button.addEventListener("click", () => speak(button.dataset.language));
   element("ratio").addEventListener("input", () => { tellFacts(); applyMask("random"); });
-  element("step").addEventListener("input", async () => {
-    tellFacts();
-    try {
-      await open(element("step").value);
-    } catch (reason) {
-      fail("failed", { reason });
-      return;
-    }
-    await change();
+  element("step").addEventListener("input", ({ target }) => chooseStep(Number(target.value)));
+  element("ways").addEventListener("change", () => {
+    if (!state.found) return;
+    drawFound();
+    tellStatus();
   });
-  element("ways").addEventListener("change", () => { drawFound(); tellStatus(); });
   element("attention").addEventListener("change", () => drawInput());
-  element("file").addEventListener("change", ({ target }) => { if (target.files[0]) take(target.files[0], target.files[0].name); });
+  element("file").addEventListener("change", ({ target }) => {
+    const [file] = target.files;
+    target.value = ""; // so that the same file can be chosen again
+    if (file) take(file, file.name);
+  });
   for (const moment of ["dragover", "drop"]) document.addEventListener(moment, (event) => event.preventDefault());
   document.addEventListener("dragover", () => element("drop").classList.add("over"));
   for (const moment of ["dragleave", "drop"]) document.addEventListener(moment, () => element("drop").classList.remove("over"));
@@ -409,7 +487,7 @@ function lay() {
   state.hidden = new Uint8Array(grid[0] * grid[1]);
   element("ratio").value = Math.round(100 * ratio);
   element("step").max = graphs.length - 1;
-  element("step").value = graphs.length - 1;
+  element("step").value = state.shown = graphs.length - 1;
   element("steps").hidden = graphs.length < 2;
   element("ways").hidden = !normalised;
   for (const path of examples) {
@@ -419,7 +497,7 @@ function lay() {
     picture.src = `./${path}`;
     picture.alt = "";
     button.append(picture);
-    button.addEventListener("click", () => takeExample(path));
+    button.addEventListener("click", () => take(fetched(path, "blob"), path));
     element("examples").append(button);
   }
 }
@@ -427,19 +505,26 @@ function lay() {
 async function begin() {
   const asked = new URLSearchParams(location.search);
   const spoken = [asked.get("lang"), ...navigator.languages.map((name) => name.slice(0, 2))];
-  await speak(spoken.find((name) => LANGUAGES.includes(name)) ?? "en");
-  element("status").textContent = text("loading");
+  state.texts = Object.fromEntries(
+    await Promise.all(LANGUAGES.map(async (name) => [name, await fetched(`${name}.json`, "json")])));
+  state.loading = true;
+  speak(spoken.find((name) => LANGUAGES.includes(name)) ?? "en");
   // The script that loads it is part of the bundle; a path for both would ask for that as a file of its own.
   ort.env.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", location.href).href };
   // Several threads share memory, which only an isolated page may.
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Number(asked.get("threads")) || Math.min(4, navigator.hardwareConcurrency) : 1;
-  state.model = await (await fetch("./model.json")).json();
+  state.model = await fetched("model.json", "json");
   lay();
-  await speak(document.documentElement.lang);
-  listen();
-  await open(element("step").value);
+  speak(document.documentElement.lang);
   masks.random(Math.round(state.model.ratio * state.hidden.length));
-  await takeExample(state.model.examples[0]);
+  listen();
+  const [example] = state.model.examples;
+  take(fetched(example, "blob"), example);
+  await chooseStep(state.shown);
 }
 
-begin().catch((reason) => fail("failed", { reason }));
+begin().catch((reason) => {
+  state.loading = false;
+  tellStatus();
+  failBy(reason);
+});
