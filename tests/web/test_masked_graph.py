@@ -35,10 +35,11 @@ def picture_and_mask(model: MaskedAutoencoder, count: int) -> tuple[torch.Tensor
     return pixels, (pixels - mean) / std, hidden, plan  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("target", ["pixels", "low_pass"])
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 8, 15])
-def test_any_number_of_hidden_patches_is_the_same_as_dropping_them(count: int, norm: bool):
-    model = model_of(norm_pix_loss=norm, cls_tokens=2)
+def test_any_number_of_hidden_patches_is_the_same_as_dropping_them(count: int, norm: bool, target: str):
+    model = model_of(norm_pix_loss=norm, cls_tokens=2, target=target)
     pixels, images, hidden, plan = picture_and_mask(model, count)
     with torch.no_grad():
         found = MaskedGraph(model)(pixels, hidden)
@@ -77,9 +78,10 @@ def test_attention_is_that_of_the_last_block_and_none_of_hidden_patches():
     assert attention[hidden[0]].abs().sum() == 0 and attention[:, hidden[0]].abs().sum() == 0
 
 
-def test_onnxruntime_computes_the_same(tmp_path: Path):
+@pytest.mark.parametrize("target", ["pixels", "low_pass"])
+def test_onnxruntime_computes_the_same(tmp_path: Path, target: str):
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    model = model_of()
+    model = model_of(target=target)
     write_graph(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     graph = MaskedGraph(model)

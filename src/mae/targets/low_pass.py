@@ -21,8 +21,9 @@ def low_pass(images: Float[Tensor, "B C H W"], cutoff: float) -> Float[Tensor, "
         cutoff: the circle's radius as a share of 0.5 cycles per pixel, the highest frequency a side can hold.
     """
     height, width = images.shape[-2:]
-    down = torch.fft.fftfreq(height, device=images.device)
-    across = torch.fft.rfftfreq(width, device=images.device)
+    # In cycles per pixel, as `fftfreq` and `rfftfreq` have them, which no ONNX graph can hold.
+    down = ((torch.arange(height, device=images.device) + height // 2) % height - height // 2) / height
+    across = torch.arange(width // 2 + 1, device=images.device) / width
     squared_radius = down.square().unsqueeze(-1) + across.square()
     keep = squared_radius <= (0.5 * cutoff) ** 2 * (1 + EDGE_SLACK)
     with torch.autocast(images.device.type, enabled=False):

@@ -67,7 +67,7 @@ class MaskedGraph(nn.Module):
             own_mean, own_std = target.statistics(true, model.tokenizer)
             drawn = {
                 "picture": predicted * (weight @ own_std) + weight @ own_mean,
-                "informed": predicted * own_std + own_mean,
+                "informed": target.to_pixels(predicted, batch),
             }
         for name, values in drawn.items():
             pixels = model.tokenizer.join(torch.where(where, values, true), layout)
