@@ -1,12 +1,18 @@
 """`mae demo`."""
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
+from mae.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mae.training.run_folder import RunFolder
 
 _PLACE = Path("runs/demo")
 """Of the run whose page is shown: found again by the next `mae demo --web`."""
@@ -24,7 +30,7 @@ def demo(out: Path | None = None, steps: int | None = None, web: bool = False) -
         out: run folder (default: a new one under runs/; with --web runs/demo).
         steps: optimizer steps (default: the recipe's).
         web: then draw masks on pictures in the browser, see 'mae web'; a demo that is in the run folder already is not
-            trained again, and one that was stopped is resumed.
+            trained again, and one that was stopped is resumed. Another run there is refused.
     """
     from rich.console import Console
 
@@ -39,9 +45,38 @@ def demo(out: Path | None = None, steps: int | None = None, web: bool = False) -
 
     check_ready()
     folder = RunFolder(out or _PLACE)
+    if folder.holds_run:
+        _check_own(folder, steps)
     if not folder.summary.is_file() and (code := _train(folder.root, steps, resume=True, console=console)):
         return code
     return serve_page(folder.root, port=0, open_browser=True, console=console)
+
+
+def _check_own(folder: "RunFolder", steps: int | None) -> None:
+    """Refuse to go on with, or to show as the demo, a run that is another.
+
+    Raises:
+        UsageError: that, or a demo of other steps than are asked for.
+    """
+    from mae.config import RunConfig, is_changeable
+    from mae.models.presets import model_config
+    from mae.recipes import recipe_config
+
+    recipe, stored = recipe_config("demo"), RunConfig.read(folder.config).flat()
+    assert isinstance(recipe.method, Mapping) and recipe.model is not None
+    wanted = {**recipe.flat(), **model_config(recipe.model, **recipe.method).flat()}
+    for name, value in wanted.items():  # a run decides by itself what its recipe leaves open
+        if name == "steps" or value in (None, "auto") or is_changeable(name) or stored.get(name) == value:
+            continue
+        raise UsageError(
+            f"{folder.root} holds another run than the demo ({name} is {stored.get(name)!r}, the demo's is {value!r}); "
+            f"show it by 'mae web {shlex.quote(str(folder.root))}', or give the demo another --out"
+        )
+    if steps not in (None, stored["steps"]):
+        raise UsageError(
+            f"{folder.root} holds a demo of {stored['steps']} steps, and --steps asks for {steps}; leave --steps out, "
+            "or give another --out"
+        )
 
 
 def _train(out: Path | None, steps: int | None, *, resume: bool, console: "Console") -> int:
