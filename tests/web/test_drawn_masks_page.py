@@ -1,6 +1,7 @@
 """The page in a browser: drawn masks reach the model, and nothing leaves the machine."""
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -11,10 +12,14 @@ import pytest
 import torch
 from browser import browser  # noqa: F401 - a fixture
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from skimage import data
 from tiny import tiny_model
 
 from mae.errors import MAEError
 from mae.models.file import load_model, save
+from mae.models.given_images import crop_image, given_images
+from mae.models.preprocess import preprocessing_of
 from mae.web.graph import MaskedGraph
 from mae.web.serve import make_server
 from mae.web.site import STATIC, VENDOR, vendored, write_site
@@ -232,6 +237,31 @@ def test_a_failure_speaks_the_language_of_the_page_and_goes_with_the_next_action
     assert page.inner_text("#failure") == "Tệp này không phải là ảnh mà trình duyệt mở được: no.png"
     page.click("[data-mask=grid]")
     assert not page.is_visible("#failure")
+
+
+@pytest.mark.parametrize("size", [(24, 16), (100, 150), (301, 97), (13, 11)])
+def test_pictures_are_cropped_as_in_evaluation(
+    opened: Callable[..., "Page"], site: Path, tmp_path: Path, size: tuple[int, int]
+):
+    photo = Image.fromarray(data.chelsea()).resize(size, Image.Resampling.LANCZOS)
+    photo.save(tmp_path / "photo.png")
+    page = opened()
+    page.set_input_files("#file", tmp_path / "photo.png")
+    found = np.array(last(page)["pixels"]).reshape(3, 16, 24)
+    wanted = preprocessing_of(load_model(site.parent / "model.safetensors").config)
+    error = np.abs(found - crop_image(given_images(tmp_path / "photo.png", wanted)[0], wanted).numpy())
+    if size == (24, 16):  # the model's own size
+        assert error.max() < 1e-6
+    assert error.mean() < 0.02 and error.max() < 0.1  # browsers have filters of their own
+
+
+def test_a_picture_has_the_values_of_its_file_whatever_its_gamma(opened: Callable[..., "Page"], tmp_path: Path):
+    linear = PngInfo()
+    linear.add(b"gAMA", struct.pack(">I", 100_000))
+    Image.new("RGB", (60, 40), (128, 128, 128)).save(tmp_path / "linear.png", pnginfo=linear)
+    page = opened()
+    page.set_input_files("#file", tmp_path / "linear.png")
+    assert colour(page) == [128, 128, 128]
 
 
 def test_attention_of_the_patch_under_the_pointer(opened: Callable[..., "Page"]):

@@ -11,6 +11,7 @@ from torch import nn
 
 from mae.errors import MAEError, UsageError
 from mae.models.file import load_model
+from mae.models.preprocess import official_crop_share
 from mae.records import write_json
 from mae.training.checkpoint import MODEL, good_checkpoints
 from mae.training.run_folder import RunFolder, find_weights
@@ -133,6 +134,7 @@ def _facts(model: Any, graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "patch": list(layout.patch),
         "channels": layout.channels,
         "grid": list(layout.grid),
+        "crop_share": official_crop_share(layout.size),
         "ratio": model.masking.ratio,
         "normalised": bool(getattr(model.target, "norm", False)),
         "parameters": model.num_parameters(),

@@ -415,7 +415,7 @@ async function take(source, name) {
   const choice = ++state.choices;
   let bitmap;
   try {
-    bitmap = await createImageBitmap(await source);
+    bitmap = await createImageBitmap(await source, { colorSpaceConversion: "none" }); // values as in the file
   } catch (reason) {
     if (reason instanceof Unreachable) failBy(reason);
     else fail("notAnImage", { name });
@@ -430,16 +430,31 @@ async function take(source, name) {
   bitmap.close();
 }
 
+// Left, top, width and height of a picture of which the model's size is the centre, by the rules of evaluation.
+function placeOf(bitmap) {
+  const { size, crop_share: share } = state.model;
+  if (bitmap.height === size[0] && bitmap.width === size[1]) return [0, 0, bitmap.width, bitmap.height];
+  const [high, wide] = size.map((side) => Math.floor(side / share));
+  const isWide = high * bitmap.width >= wide * bitmap.height;
+  const height = isWide ? high : Math.floor((wide * bitmap.height) / bitmap.width);
+  const width = isWide ? Math.floor((high * bitmap.width) / bitmap.height) : wide;
+  const [top, left] = [[height, size[0]], [width, size[1]]].map(([found, wanted]) => half(found - wanted));
+  return [-left, -top, width, height];
+}
+
+// Rounded as Python does, to the even number.
+function half(value) {
+  return value % 2 ? 2 * Math.round(value / 4) : value / 2;
+}
+
 function pixelsOf(bitmap) {
   const { size: [height, width], channels } = state.model;
-  const scale = Math.max(width / bitmap.width, height / bitmap.height); // the centre, as in evaluation
   const small = new OffscreenCanvas(width, height);
   const drawing = small.getContext("2d", { willReadFrequently: true });
   drawing.imageSmoothingQuality = "high";
   drawing.fillStyle = "#ffffff"; // what is transparent lies on white, as when training
   drawing.fillRect(0, 0, width, height);
-  drawing.drawImage(
-    bitmap, (width - scale * bitmap.width) / 2, (height - scale * bitmap.height) / 2, scale * bitmap.width, scale * bitmap.height);
+  drawing.drawImage(bitmap, ...placeOf(bitmap));
   const { data } = drawing.getImageData(0, 0, width, height);
   const area = height * width;
   const pixels = new Float32Array(channels * area);
