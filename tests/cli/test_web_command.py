@@ -1,3 +1,6 @@
+import signal
+import tempfile
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -41,3 +44,18 @@ def test_what_cannot_be_drawn_on_leaves_nothing(model: Path, tmp_path: Path, cap
     assert not list(tmp_path.glob("*site*"))
     assert main(["web", str(model), "--port", "70000", "--no-open"]) == 2
     assert "port 70000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_server_and_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    served: list[Path] = []
+
+    def serve(server: ThreadingHTTPServer) -> None:
+        served.extend(Path(tempfile.gettempdir()).glob("mae-web-*"))
+        signal.raise_signal(getattr(signal, name))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(model.parent))
+    monkeypatch.setattr("mae.web.page.write_site", lambda model, folder: None)
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", serve)
+    assert main(["web", str(model), "--no-open"]) == 0
+    assert len(served) == 1 and not served[0].exists()

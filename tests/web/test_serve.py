@@ -56,7 +56,18 @@ def test_files_have_their_types_and_isolation(server: ThreadingHTTPServer, path:
 
 
 @pytest.mark.parametrize(
-    "path", ["/../secret.txt", "/%2e%2e/secret.txt", "/link.txt", "/models/", "/none", "//../secret.txt"]
+    "path",
+    [
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/link.txt",
+        "/models/",
+        "/none",
+        "//../secret.txt",
+        "/%00",
+        "/" + "a" * 5000,
+    ],
+    ids=lambda path: path[:20],
 )
 def test_nothing_else_is_given(server: ThreadingHTTPServer, path: str):
     status, _, text = ask(server, path)
@@ -69,6 +80,25 @@ def test_only_this_machine_is_served_and_only_reading(server: ThreadingHTTPServe
     assert ask(server, "/", host=f"localhost:{server.server_address[1]}")[0] == 200
     assert ask(server, "/", method="POST")[0] == 501
     assert ask(server, "/", method="HEAD")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [(ConnectionResetError, False), (BrokenPipeError, False), (RuntimeError, True)]
+)
+def test_a_browser_that_goes_away_is_no_error(
+    server: ThreadingHTTPServer,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: type[Exception],
+    told: bool,
+):
+    def fail(handler: object) -> None:
+        raise reason("no answer")
+
+    monkeypatch.setattr("mae.web.serve._Handler.send_head", fail)
+    with pytest.raises(http.client.RemoteDisconnected):  # closed once the error is told
+        ask(server, "/")
+    assert ("Traceback" in capfd.readouterr().err) == told
 
 
 def test_a_port_that_is_taken_is_told(server: ThreadingHTTPServer):

@@ -1,5 +1,6 @@
 """A server of one folder for this machine's own browsers; Python's standard library alone."""
 
+import sys
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -33,9 +34,16 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
         UsageError: the port is taken or not allowed.
     """
     try:
-        return ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(folder)))
+        return _Server((HOST, port), partial(_Handler, directory=str(folder)))
     except (OSError, OverflowError) as error:
         raise UsageError(f"port {port} of {HOST} cannot be listened on ({error}); give another --port, or 0") from error
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer, as one that reloads the page does, is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -56,8 +64,11 @@ class _Handler(SimpleHTTPRequestHandler):
         if name not in (HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN, "only 127.0.0.1 is served")
             return None
-        served, asked = Path(self.directory).resolve(), Path(self.translate_path(self.path)).resolve()
-        if not asked.is_relative_to(served):  # by a link
+        try:
+            asked = Path(self.translate_path(self.path)).resolve()
+        except ValueError:  # a null character
+            asked = None
+        if asked is None or not asked.is_relative_to(Path(self.directory).resolve()):  # the latter by a link
             self.send_error(HTTPStatus.NOT_FOUND)
             return None
         return super().send_head()
