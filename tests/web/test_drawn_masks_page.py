@@ -147,7 +147,34 @@ def test_a_second_press_shows_a_patch_again_and_one_always_stays(opened: Callabl
     assert sum(last(page)["hidden"]) == NUMBER - 1
     page.mouse.click(*middle(page, 0))
     assert sum(last(page)["hidden"]) == NUMBER - 1
-    assert page.inner_text("#cell") == "One patch must stay visible."
+    assert page.inner_text("#status") == page.inner_text("#cell") == "One patch must stay visible."
+    page.focus("#masked")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#status").startswith("23 of 24") and page.inner_text("#cell") == "Row 1, column 2: hidden"
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Space")
+    assert page.inner_text("#status") == page.inner_text("#cell") == "One patch must stay visible."
+    page.click("[data-mask=clear]")
+    last(page)
+    assert page.inner_text("#status").startswith("0 of 24")
+
+
+def test_a_fast_drag_leaves_no_holes_and_the_main_button_alone_draws(opened: Callable[..., "Page"]):
+    page = opened()
+    page.click("[data-mask=clear]")
+    page.mouse.move(*middle(page, 6))
+    page.mouse.down(button="right")
+    page.mouse.move(*middle(page, 7))
+    page.mouse.up(button="right")
+    assert sum(last(page)["hidden"]) == 0
+    page.mouse.move(*middle(page, 6))
+    page.mouse.down()
+    page.mouse.move(*middle(page, 11))
+    x, y = middle(page, 17)
+    page.mouse.move(x + 60, y)  # past the border, and back again
+    page.mouse.move(x, y)
+    page.mouse.up()
+    assert [cell for cell, value in enumerate(last(page)["hidden"]) if value] == [*range(6, 12), 17]
 
 
 @pytest.mark.parametrize(("name", "count"), [("random", 12), ("block", 12), ("grid", 18)])
@@ -160,6 +187,14 @@ def test_buttons_make_masks(opened: Callable[..., "Page"], name: str, count: int
     if name == "block":
         rows, columns = hidden.any(axis=1).sum(), hidden.any(axis=0).sum()
         assert rows * columns == count
+
+
+def test_the_largest_block_is_a_rectangle_too(opened: Callable[..., "Page"]):
+    page = opened()
+    page.fill("#ratio", "95")
+    page.click("[data-mask=block]")
+    hidden = np.array(last(page)["hidden"]).reshape(-1, COLUMNS)
+    assert hidden.any(axis=1).sum() * hidden.any(axis=0).sum() == hidden.sum() < NUMBER
 
 
 def test_ones_own_picture_is_cut_to_its_middle_and_stays_here(opened: Callable[..., "Page"], tmp_path: Path):
@@ -307,8 +342,10 @@ def test_the_pictures_are_no_blanks(opened: Callable[..., "Page"]):
         assert colours > 20, name
 
 
-def test_where_pages_share_no_memory_one_thread_computes(opened: Callable[..., "Page"]):
-    assert opened("?threads=1").evaluate("crossOriginIsolated")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pages_that_share_memory_compute_with_the_threads_asked_for(opened: Callable[..., "Page"], threads: int):
+    page = opened(f"?lang=en&threads={threads}")
+    assert page.evaluate("crossOriginIsolated") and len(page.workers) == threads - 1
 
 
 def test_without_its_server_the_page_goes_on_and_says_what_it_lacks(

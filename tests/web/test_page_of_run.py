@@ -71,9 +71,9 @@ def test_the_slider_steps_through_the_checkpoints_of_a_gray_run(
     assert len(kept) == 2
     page = browser.new_page()
     page.add_init_script('document.addEventListener("reconstructed", ({detail}) => { window.last = detail; });')
-    page.goto(address + "?lang=en")
+    page.goto(address + "?lang=en&threads=3")  # more than the page may use
     page.wait_for_function("() => window.last", timeout=60_000)
-    assert page.evaluate("() => self.crossOriginIsolated") is False
+    assert page.evaluate("() => self.crossOriginIsolated") is False and page.workers == []
     assert page.inner_text("#step-shown") == "step 2"
     answers = {}
     for place, step in ((1, 2), (0, 1)):

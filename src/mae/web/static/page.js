@@ -21,6 +21,7 @@ const state = {
   pixels: null, // Float32Array [C, H, W] in [0, 1]
   hidden: null, // Uint8Array [N]
   cell: 0, // where the keyboard is
+  refused: false, // whether the last visible patch was to be hidden
   found: null, // what the model said last
   wanted: 0, // counts changes: an answer to an older one is not shown
   running: false,
@@ -75,6 +76,10 @@ function tellFacts() {
 }
 
 function tellStatus() {
+  if (state.refused) {
+    element("status").textContent = text("lastVisible");
+    return;
+  }
   if (state.loading || !state.found) {
     element("status").textContent = state.loading ? text("loading") : "";
     return;
@@ -259,6 +264,7 @@ async function chooseStep(at) {
 }
 
 async function change() {
+  state.refused = false;
   drawMasked();
   await compute();
 }
@@ -306,6 +312,8 @@ function hide(at, wanted) {
   if (state.hidden[at] === Number(wanted)) return;
   forgetFailure();
   if (wanted && state.hidden.reduce((sum, value) => sum + value, 0) === state.hidden.length - 1) {
+    state.refused = true;
+    tellStatus();
     element("cell").textContent = text("lastVisible");
     return;
   }
@@ -326,7 +334,7 @@ const masks = {
   block(count) { // one rectangle, as square as it can be
     const [rows, columns] = state.model.grid;
     const height = Math.min(rows, Math.max(1, Math.round(Math.sqrt((count * rows) / columns))));
-    const width = Math.min(columns, Math.round(count / height));
+    const width = Math.min(columns, Math.round(count / height), Math.floor((state.hidden.length - 1) / height));
     const [top, left] = [rows - height, columns - width].map((room) => Math.floor(Math.random() * (room + 1)));
     state.hidden.forEach((_, at) => {
       const [row, column] = [Math.floor(at / columns), at % columns];
@@ -357,19 +365,33 @@ function applyMask(name) {
 
 // Input -------------------------------------------------------------------------------------------------------------
 
-function cellAt(canvas, event) {
+// Row and column of the patch under the pointer, or of where it would be outside of the canvas.
+function placeUnder(canvas, event) {
   const [rows, columns] = state.model.grid;
   const box = canvas.getBoundingClientRect();
-  const [row, column] = [((event.clientY - box.top) / box.height) * rows, ((event.clientX - box.left) / box.width) * columns];
-  if (row < 0 || row >= rows || column < 0 || column >= columns) return null;
-  return Math.floor(row) * columns + Math.floor(column);
+  return [((event.clientY - box.top) / box.height) * rows, ((event.clientX - box.left) / box.width) * columns].map(Math.floor);
+}
+
+function cellOf([row, column]) {
+  const [rows, columns] = state.model.grid;
+  return row < 0 || row >= rows || column < 0 || column >= columns ? null : row * columns + column;
+}
+
+// All places on the line, of which a fast pointer tells some alone; without the first.
+function placesBetween(from, to) {
+  const steps = Math.max(...to.map((value, axis) => Math.abs(value - from[axis])));
+  return Array.from({ length: steps }, (_, at) =>
+    from.map((value, axis) => Math.round(value + ((at + 1) / steps) * (to[axis] - value))));
 }
 
 function listenToDrawing() {
   let painting = null; // true: hiding, false: showing
   const { masked, input } = canvases;
+  let last = null; // where the pointer was
   masked.addEventListener("pointerdown", (event) => {
-    const at = cellAt(masked, event);
+    if (event.button !== 0 || !event.isPrimary) return;
+    last = placeUnder(masked, event);
+    const at = cellOf(last);
     if (at === null) return;
     masked.setPointerCapture(event.pointerId);
     state.cell = at;
@@ -377,31 +399,40 @@ function listenToDrawing() {
     hide(at, painting);
   });
   masked.addEventListener("pointermove", (event) => {
-    const at = cellAt(masked, event);
-    if (painting !== null && at !== null) hide(at, painting);
-    if (painting === null) attend(at);
+    if (!event.isPrimary) return;
+    const place = placeUnder(masked, event);
+    if (painting === null) {
+      attend(cellOf(place));
+      return;
+    }
+    for (const at of placesBetween(last, place).map(cellOf)) if (at !== null) hide(at, painting);
+    last = place;
   });
   for (const end of ["pointerup", "pointercancel"]) masked.addEventListener(end, () => { painting = null; });
   masked.addEventListener("keydown", (event) => {
     const [rows, columns] = state.model.grid;
     const moves = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 };
+    if (event.key !== " " && !(event.key in moves)) return;
+    event.preventDefault();
+    state.refused = false;
     const column = state.cell % columns;
     if (event.key === " ") hide(state.cell, !state.hidden[state.cell]);
-    else if (event.key in moves) {
+    else {
       const next = state.cell + moves[event.key];
       const leaves = (event.key === "ArrowLeft" && column === 0) || (event.key === "ArrowRight" && column === columns - 1);
       if (!leaves && next >= 0 && next < rows * columns) state.cell = next;
-    } else return;
-    event.preventDefault();
+    }
     drawMasked();
     attend(state.cell);
+    tellStatus();
+    if (state.refused) return; // which is told
     element("cell").textContent = text(state.hidden[state.cell] ? "hiddenCell" : "visibleCell", {
       row: Math.floor(state.cell / columns) + 1, column: (state.cell % columns) + 1,
     });
   });
   for (const moment of ["focus", "blur"]) masked.addEventListener(moment, drawMasked);
   for (const moment of ["pointerdown", "pointermove"])
-    input.addEventListener(moment, (event) => attend(cellAt(input, event)));
+    input.addEventListener(moment, (event) => attend(cellOf(placeUnder(input, event))));
   for (const canvas of [masked, input]) canvas.addEventListener("pointerleave", () => drawInput());
 }
 
