@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,7 @@ from mae.errors import UsageError
 from mae.exploration import sections
 from mae.exploration.explored import UNLABELLED, labels_of
 from mae.exploration.run import explore
+from mae.exploration.unusual_images import duplicates
 
 COUNT = 2 * EACH + 3
 
@@ -108,6 +110,27 @@ def test_the_list_names_what_was_planted(made: Path):
     assert float(pairs[frozenset((same, first))]["score"]) == pytest.approx(1, abs=1e-6)
     assert {pairs[frozenset((anew, other))]["kind"] for other in (same, first)} == {"saved anew"}
     assert len(pairs) == 3
+
+
+def test_copies_alone_are_found_though_the_model_tells_nothing_apart(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "copies").mkdir()
+    for number in range(5):
+        shutil.copyfile(made / "images" / "warm" / "03.png", tmp_path / "copies" / f"{number}.png")
+    monkeypatch.setattr("mae.exploration.run.SECTIONS", (duplicates,))
+    page = explore(
+        made / "model.safetensors",
+        data=str(tmp_path / "copies"),
+        out=tmp_path / "page.html",
+        list=tmp_path / "list.csv",
+        device="cpu",
+        quiet=True,
+    )
+    assert "10 pairs of images are nearly the same (10 same pixels): the features of all images are the same" in (
+        page.read_text()
+    )
+    assert [row["kind"] for row in csv.DictReader((tmp_path / "list.csv").open())] == ["same pixels"] * 10
 
 
 def test_the_map_sets_the_two_kinds_apart(made: Path):

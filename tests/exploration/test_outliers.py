@@ -8,6 +8,7 @@ from mae.exploration.outliers import find_near_duplicates, find_odd
 
 CPU = torch.device("cpu")
 NUM = 200
+DIFFERENT = torch.arange(NUM)  # digests of images of which no two have the same pixels
 
 
 def neighbours_of(features: torch.Tensor, k: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,10 +51,10 @@ def test_scores_are_those_of_a_slow_loop():
 
 def test_planted_copies_are_found_once_a_pair_and_no_others():
     features = groups()
-    assert len(find_near_duplicates(*neighbours_of(features)).pairs) == 0
+    assert len(find_near_duplicates(*neighbours_of(features), DIFFERENT).pairs) == 0
     features[90] = features[5]
     features[120] = features[5] + 1e-3
-    found = find_near_duplicates(*neighbours_of(features))
+    found = find_near_duplicates(*neighbours_of(features), DIFFERENT)
     assert sorted(found.pairs.tolist()) == [[5, 90], [5, 120], [90, 120]]
     assert found.pairs[0].tolist() == [5, 90] and abs(float(found.cosines[0]) - 1) < 1e-6
     assert bool((found.cosines.diff() <= 0).all()) and bool((found.cosines >= found.threshold).all())
@@ -62,6 +63,12 @@ def test_planted_copies_are_found_once_a_pair_and_no_others():
 def test_more_copies_than_neighbours_are_still_copies():
     features = groups()
     features[:20] = features[0].clone()
-    pairs = find_near_duplicates(*neighbours_of(features)).pairs
+    pairs = find_near_duplicates(*neighbours_of(features), DIFFERENT).pairs
     assert set(pairs.flatten().tolist()) == set(range(20))
     assert bool((pairs[:, 0] < pairs[:, 1]).all())
+
+
+def test_images_with_the_same_pixels_are_pairs_though_their_features_have_no_direction():
+    features, digests = torch.full((5, 8), 0.3), torch.tensor([7, 7, 7, 9, 7])
+    found = find_near_duplicates(*neighbours_of(features, k=4), digests)
+    assert sorted(found.pairs.tolist()) == [[0, 1], [0, 2], [0, 4], [1, 2], [1, 4], [2, 4]]

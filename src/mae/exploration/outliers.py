@@ -65,7 +65,7 @@ class NearDuplicates:
     Attributes:
         pairs: rows of two images, the lower one first.
         cosines: of their centred features.
-        threshold: the lowest cosine at which two images count.
+        threshold: the lowest cosine at which two images count that are no copies.
     """
 
     pairs: Int64[Tensor, "p 2"]
@@ -73,8 +73,12 @@ class NearDuplicates:
     threshold: float
 
 
-def find_near_duplicates(cosines: Float32[Tensor, "n k"], neighbours: Int64[Tensor, "n k"]) -> NearDuplicates:
-    """Pairs that are a tenth as far apart as an image usually is from its tenth neighbour, or less.
+def find_near_duplicates(
+    cosines: Float32[Tensor, "n k"], neighbours: Int64[Tensor, "n k"], digests: Int64[Tensor, " n"]
+) -> NearDuplicates:
+    """Pairs that are a tenth as far apart as an image usually is from its tenth neighbour, or less; and copies.
+
+    Copies count whatever their cosine: where all images are alike, centred features have no direction.
 
     What is near depends on the model and on the set, so it is measured on them. The median over the images moves little
     where some of them have copies.
@@ -82,10 +86,11 @@ def find_near_duplicates(cosines: Float32[Tensor, "n k"], neighbours: Int64[Tens
     Args:
         cosines: of the centred feature of each with its nearest, nearest first.
         neighbours: the rows of those.
+        digests: equal for images with the same pixels.
     """
     usual = float(distances(cosines[:, :_NEAREST]).amax(dim=1).median())
     threshold = 1 - (_FAR_NEARER * usual) ** 2 / 2
-    near: Bool[Tensor, "n k"] = cosines >= threshold
+    near: Bool[Tensor, "n k"] = (cosines >= threshold) | (digests.unsqueeze(1) == digests[neighbours])
     rows, places = near.nonzero(as_tuple=True)
     pairs = torch.stack([rows, neighbours[rows, places]], dim=1).sort(dim=1).values
     pairs, where = pairs.unique(dim=0, return_inverse=True)  # of most pairs each is the other's neighbour

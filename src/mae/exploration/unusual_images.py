@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity
 
 from mae.data.inspect.near_duplicates import NEAR
 from mae.errors import MAEError
-from mae.exploration.explored import NUM_NEIGHBOURS, ExploreRun
+from mae.exploration.explored import FEATURE, NUM_NEIGHBOURS, ExploreRun
 from mae.exploration.neighbour_rows import draw_rows_of_neighbours
 from mae.exploration.outliers import NearDuplicates, find_near_duplicates, find_odd
 from mae.exploration.thumbnails import crops_of
@@ -20,6 +20,8 @@ from mae.report.html.page import Section
 _ROWS, _SHOWN = 8, 6
 _NAMED = 40
 _SIDES = (128, 192)  # pixels of pictures in the sheet of duplicates
+_ROUNDING = 1e-5
+"""Of the largest feature: what features of equal images may differ by."""
 SAME_PIXELS, SAVED_ANEW, ALIKE = "same pixels", "saved anew", "alike to the model"
 """What a pair of near duplicates is: equal when decoded; one picture by its slow waves, too (see `outline`); or found
 by the model alone, as a flipped or shifted copy, or two frames of a video, is."""
@@ -49,17 +51,17 @@ def odd_images(run: ExploreRun) -> Section:
 
 def duplicates(run: ExploreRun) -> Section:
     """Pairs of images that are nearly the same."""
-    found = find_near_duplicates(*run.neighbours)
-    kinds = _kinds(run, found)
+    found = find_near_duplicates(*run.neighbours, run.task.contents()[0])
+    kinds, meaning = _kinds(run, found), _meaning(run, found)
     if not kinds:
-        return Section(title="Near duplicates", text=f"No two images are nearly the same: {_meaning(found)}")
+        return Section(title="Near duplicates", text=f"No two images are nearly the same: {meaning}")
     path = run.pictures / "near_duplicates.png"
     _draw_pairs(run, found, kinds, path)
     counts = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in (SAME_PIXELS, SAVED_ANEW, ALIKE) if kind in kinds)
     names = run.names
     return Section(
         title="Near duplicates",
-        text=f"{len(kinds):,} pairs of images are nearly the same ({counts}): {_meaning(found)} Each image is compared "
+        text=f"{len(kinds):,} pairs of images are nearly the same ({counts}): {meaning} Each image is compared "
         f"with its {NUM_NEIGHBOURS} nearest, so that of larger groups of copies not every pair counts. Copies make "
         "scores too high where one is trained on and the other is tested on, and weigh twice in training."
         f"{_rest(len(kinds))}",
@@ -88,7 +90,8 @@ def write_list(run: ExploreRun, path: Path) -> None:
     Raises:
         MAEError: the file cannot be written.
     """
-    odd, found, names = find_odd(run.neighbours[0]), find_near_duplicates(*run.neighbours), run.full_names
+    odd, names = find_odd(run.neighbours[0]), run.full_names
+    found = find_near_duplicates(*run.neighbours, run.task.contents()[0])
     nearest = run.neighbours[1][:, 0]
     text = io.StringIO()
     rows = csv_writer(text, lineterminator="\n")
@@ -105,7 +108,13 @@ def write_list(run: ExploreRun, path: Path) -> None:
         raise MAEError(f"cannot write the list {path}: {error}") from error
 
 
-def _meaning(found: NearDuplicates) -> str:
+def _meaning(run: ExploreRun, found: NearDuplicates) -> str:
+    features = run.task.features().arrays[FEATURE]
+    if run.centred.abs().max() <= _ROUNDING * features.abs().max():
+        return (
+            "the features of all images are the same, so that their cosines tell nothing, and images with the same "
+            "pixels count."
+        )
     return (
         f"a pair counts from a centred cosine of {found.threshold:.4f}, a tenth as far apart as an image usually is "
         "from its tenth neighbour."
