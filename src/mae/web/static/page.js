@@ -106,10 +106,13 @@ function failBy(reason) {
   else fail("failed", { reason });
 }
 
-// What is done next makes a failure old, but for that of a page that has no model.
-function forgetFailure() {
-  if (!state.graph) return;
-  state.failure = null;
+// What is done next makes old what failed or was refused, but for the failure of a page that has no model.
+function clearMessages() {
+  if (state.refused) {
+    state.refused = false;
+    tellStatus();
+  }
+  if (state.graph) state.failure = null;
   tellFailure();
 }
 
@@ -243,7 +246,7 @@ function open(file) {
 }
 
 async function chooseStep(at) {
-  forgetFailure();
+  clearMessages();
   state.loading = true;
   tellFacts();
   tellStatus();
@@ -264,7 +267,6 @@ async function chooseStep(at) {
 }
 
 async function change() {
-  state.refused = false;
   drawMasked();
   await compute();
 }
@@ -310,7 +312,7 @@ async function answer() {
 
 function hide(at, wanted) {
   if (state.hidden[at] === Number(wanted)) return;
-  forgetFailure();
+  clearMessages();
   if (wanted && state.hidden.reduce((sum, value) => sum + value, 0) === state.hidden.length - 1) {
     state.refused = true;
     tellStatus();
@@ -356,7 +358,7 @@ const masks = {
 };
 
 function applyMask(name) {
-  forgetFailure();
+  clearMessages();
   const count = Math.min(state.hidden.length - 1, Math.round((element("ratio").value / 100) * state.hidden.length));
   masks[name](count);
   if (state.hidden.every((value) => value === 1)) state.hidden[0] = 0; // one must stay visible
@@ -414,7 +416,7 @@ function listenToDrawing() {
     const moves = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 };
     if (event.key !== " " && !(event.key in moves)) return;
     event.preventDefault();
-    state.refused = false;
+    clearMessages();
     const column = state.cell % columns;
     if (event.key === " ") hide(state.cell, !state.hidden[state.cell]);
     else {
@@ -424,7 +426,6 @@ function listenToDrawing() {
     }
     drawMasked();
     attend(state.cell);
-    tellStatus();
     if (state.refused) return; // which is told
     element("cell").textContent = text(state.hidden[state.cell] ? "hiddenCell" : "visibleCell", {
       row: Math.floor(state.cell / columns) + 1, column: (state.cell % columns) + 1,
@@ -442,7 +443,7 @@ function attend(at) {
 
 // A picture that is chosen later stays, however long one that was chosen before takes to be read.
 async function take(source, name) {
-  forgetFailure();
+  clearMessages();
   const choice = ++state.choices;
   let bitmap;
   try {
