@@ -203,7 +203,7 @@ def start(*command: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for_steps(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not path.exists() or len(path.read_text().splitlines()) < 2:
         assert process.poll() is None, process.communicate()[0].decode()
         assert time.monotonic() < deadline
