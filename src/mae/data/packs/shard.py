@@ -161,12 +161,19 @@ def read_record(job: Job, number: int) -> Record | None:
         record = from_json(Record, read_json(path), what="shard")
     except UsageError:  # truncated by a power failure
         return None
-    for file in (record.shard.tar_file(), record.shard.index_file(), record.shard.names_file()):
-        place = job.folder / file.name
-        if not place.is_file() or place.stat().st_size != file.num_bytes:
-            return None
+    if first_broken(job.folder, record.shard) is not None:
+        return None
     usable = any(_is_usable(job, left_out.number) for left_out in record.left_out)
     return None if usable else record
+
+
+def first_broken(folder: Path, shard: Shard) -> Path | None:
+    """The first file of a shard that is missing or of another size; None where all are there."""
+    for file in (shard.tar_file(), shard.index_file(), shard.names_file()):
+        place = folder / file.name
+        if not place.is_file() or place.stat().st_size != file.num_bytes:
+            return place
+    return None
 
 
 def _record_path(job: Job, number: int) -> Path:

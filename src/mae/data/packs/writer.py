@@ -20,7 +20,7 @@ from mae.contention import num_cores
 from mae.data.decode.limits import check_workers
 from mae.data.packs.encodings import PackForm, ShortSide
 from mae.data.packs.inputs import PackInput, common_names, open_input
-from mae.data.packs.shard import Job, LeftOut, Record, write_file
+from mae.data.packs.shard import Job, LeftOut, Record, first_broken, write_file
 from mae.data.packs.workers import Progress, pack_shards
 from mae.data.remote.storage import MANIFEST, MAX_MANIFEST, LocalStorage
 from mae.data.sources.pack_format import REPORT, WORKING, Manifest, PackSourceEntry, read_manifest
@@ -205,12 +205,11 @@ def _existing(root: Path, options: dict[str, str | int], images: PackInput) -> P
     if manifest.source.fingerprint != images.fingerprint():
         raise UsageError(f"{root} is a pack of other images, or they have changed since; give a new folder")
     for shard in manifest.shards:
-        for file in (shard.tar_file(), shard.index_file(), shard.names_file()):
-            if not (path := root / file.name).is_file() or path.stat().st_size != file.num_bytes:
-                raise MAEError(
-                    f"{path} is missing or cut short; put it back ('mae pack verify {root}' checks all files), or "
-                    f"delete {root} and pack again"
-                )
+        if (path := first_broken(root, shard)) is not None:
+            raise MAEError(
+                f"{path} is missing or cut short; put it back ('mae pack verify {root}' checks all files), or delete "
+                f"{root} and pack again"
+            )
     shutil.rmtree(root / WORKING, ignore_errors=True)  # killed between the last two steps
     return _result(root, manifest, (), was_there=True)
 
