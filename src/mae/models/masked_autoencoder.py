@@ -131,9 +131,9 @@ class MaskedAutoencoder(PretrainedEncoder):
         _check_keys(keys, len(images))
         if plan is None:
             plan = self.plan(images, mask=mask, generator=generator).predict_all()
-        _check_plan(plan, len(images), layout)
-        if any(term.predicts_visible for term in terms):
+        elif any(term.predicts_visible for term in terms):
             plan = plan.predict_all()
+        _check_plan(plan, len(images), layout)
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch, learning=self.training)
         encoded = self.encoded(images, plan)

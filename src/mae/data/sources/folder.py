@@ -196,6 +196,11 @@ def is_visible(path: str) -> bool:
     return not any(part.startswith(".") or part in _SYSTEMS_OWN for part in path.split("/"))
 
 
+def plain_path(name: str) -> str:
+    """A name in an archive without what leads nowhere else: empty parts and `.`."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
 def is_image(path: str) -> bool:
     """Whether the name has an image's extension."""
     return path.lower().endswith(EXTENSIONS)

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from mae.errors import UsageError
 
+MORE_BEHIND, NO_END = "with bytes behind its end, which are not read", "without its end, perhaps truncated"
+"""What may be wrong with the end of an archive."""
+
 _BLOCK = 512
 _MAX_ENDING = 1 << 20  # bytes of zeros that a writer may fill the last record up with
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which holds a long name or the like
@@ -51,7 +54,7 @@ def members(read: Callable[[int, int], bytes], num_bytes: int, *, name: str) -> 
         if not head.strip(b"\0"):  # the end has blocks of zeros
             rest = num_bytes - at
             if rest > _MAX_ENDING or read(at, rest).strip(b"\0"):
-                yield Member("with bytes behind its end, which are not read", "fault", at, 0)
+                yield Member(MORE_BEHIND, "fault", at, 0)
             return
         _check_head(head, at, name=name)
         at, kind = at + _BLOCK, head[156:157]
@@ -68,7 +71,7 @@ def members(read: Callable[[int, int], bytes], num_bytes: int, *, name: str) -> 
             extended.clear()
             length = 0 if kind in _WITHOUT_DATA else length
         at += -(-length // _BLOCK) * _BLOCK
-    yield Member("without its end, perhaps truncated", "fault", at, 0)
+    yield Member(NO_END, "fault", at, 0)
 
 
 def _check_head(head: bytes, at: int, *, name: str) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_parts, fingerprint_of
 from mae.data.remote.cache import user_cache
-from mae.data.sources.folder import check_any, count_of, is_image, is_visible, walk
+from mae.data.sources.folder import check_any, count_of, is_image, is_visible, plain_path, walk
 from mae.data.sources.source import TEST, TRAIN, Source
-from mae.data.sources.tar_index import Member, members
+from mae.data.sources.tar_index import MORE_BEHIND, NO_END, Member, members
 from mae.errors import UsageError
 from mae.text import visible
 
@@ -220,7 +220,7 @@ def open_tars(paths: Sequence[Path], *, name: str) -> TarSource:
         indexes = list(pool.map(partial(_index, folder=_index_folder()), paths))
     skipped: Counter[str] = sum((index.skipped for index in indexes), Counter())
     no_images = {what: skipped.pop(what) for what in [*skipped] if what[:1] in ("", ".")}
-    faults = {what: skipped.pop(what) for what in [*skipped] if what.startswith("with")}
+    faults = {what: skipped.pop(what) for what in (MORE_BEHIND, NO_END) if what in skipped}
     if not any(index.names for index in indexes):
         check_any([], (f"a{extension}" for extension in Counter(no_images).elements()), name=name)
     root = Path(os.path.commonpath([path.absolute().parent for path in paths]))
@@ -302,7 +302,7 @@ def _walked(found: Iterator[Member], mark: tuple[int, int]) -> _Index:
     labels: dict[str, Member] = {}
     skipped: Counter[str] = Counter()
     for member in found:
-        name = "/".join(part for part in member.name.split("/") if part not in ("", "."))
+        name = plain_path(member.name)
         if member.kind == "fault":
             skipped[member.name] += 1
         elif member.kind == "folder" or not is_visible(name):

@@ -17,7 +17,7 @@ from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, fingerprint_of
 from mae.data.sources.channel_names import MAX_NAMES_BYTES, NAMES_FILE, parse_names
-from mae.data.sources.folder import check_any, count_of, is_image, is_visible, unread_note
+from mae.data.sources.folder import check_any, count_of, is_image, is_visible, plain_path, unread_note
 from mae.data.sources.source import Source
 from mae.errors import UsageError
 
@@ -137,7 +137,7 @@ def _files_in(archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], Cou
     skipped: Counter[str] = Counter()
     for member in members:
         written = member.filename.replace("\\", "/") if of_windows else member.filename
-        path = "/".join(part for part in written.split("/") if part not in ("", "."))
+        path = plain_path(written)
         if ".." in path.split("/") or written.startswith("/"):
             skipped["names that lead out"] += 1
         elif S_ISLNK(member.external_attr >> 16):
