@@ -102,6 +102,7 @@ for call in {calls!r}:
 def test_wrong_types_in_python():
     """In a process of its own, since the tests check the types of what is called."""
     lesson = "mae.create_model('mae_vit_lesson_patch4', "
+    small = f"{lesson}img_size=16)"
     says = {
         "mae.pretrain(numpy.zeros((4, 8, 8, 3)))": "the source is of type ndarray; expected the path or name of images",
         "mae.pretrain('x', callbacks=[print])": "callbacks is [<built-in function print>]; expected a list",
@@ -118,6 +119,9 @@ def test_wrong_types_in_python():
         f"{lesson}img_size=True)": "img_size is True; expected a valid integer",
         f"{lesson}depth=numpy.float64(2.5))": "depth is np.float64(2.5); expected a valid integer",
         f"{lesson}img_size=numpy.int64(16), depth=torch.tensor(2)).encoder.grid": "taken: (4, 4)",
+        f"{small}(torch.zeros(2, 3, 16, 16).double())": "images of type torch.float64; the model's weights",
+        f"{small}.bfloat16().encode(torch.zeros(2, 3, 16, 16))": "images of type torch.float32; the model's",
+        f"{small}(torch.zeros(2, 3, 16, 16), mask=numpy.zeros(16))": "the mask is of type ndarray; expected",
         "mae.save(torch.nn.Linear(2, 2), 'model.safetensors')": "the model is of type Linear",
     }
     script = _PYTHON.format(calls=list(says))

@@ -274,6 +274,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         if mask is not None:
             if generator is not None:
                 raise UsageError("give a mask or a generator to draw one from, not both")
+            if not isinstance(mask, Tensor):
+                raise UsageError(f"the mask is of type {type(mask).__name__}; expected a tensor, see torch.as_tensor")
             return plan_from_mask(mask.to(images.device), batch=len(images), layout=layout)
         if keys is None:
             device = images.device if generator is None else generator.device

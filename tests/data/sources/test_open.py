@@ -221,6 +221,25 @@ def test_list_file_as_find_writes_it(tree):
     assert open_labelled(str(root / "list.txt"), data_root=root).class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("parts", [("train/", "test/"), ("",)])
+def test_the_class_in_a_list_is_the_folder_in_which_its_paths_differ(tree, absolute, parts):
+    images = [f"images/{part}{kind}/{n}.png" for part in parts for kind in ("cat", "dog") for n in (0, 1)]
+    root = tree({**dict.fromkeys(images, png()), "sets/list.txt": b""})
+    above = str(root) if absolute else ".."
+    (root / "sets" / "list.txt").write_text("\n".join(f"{above}/{image}" for image in images))
+    data = open_labelled(str(root / "sets" / "list.txt"), data_root=root)
+    assert data.class_names == ("cat", "dog") and len(data.train.source) == len(data.test.source) == 2 * len(parts)
+    assert len(open_source(str(root / "sets" / "list.txt"), data_root=root)) == 4
+
+
+def test_images_of_a_list_that_lie_in_one_folder_are_of_one_class(tree):
+    root = tree({**dict.fromkeys(("images/cat/0.png", "images/cat/1.png"), png()), "list.txt": b""})
+    (root / "list.txt").write_text("images/cat/0.png\nimages/cat/1.png")
+    with pytest.raises(UsageError, match="only the class 'cat'"):
+        open_labelled(str(root / "list.txt"), data_root=root)
+
+
 def test_list_file_with_a_byte_order_mark(tree):
     root = tree({"a.png": png(), "list.txt": b"\xef\xbb\xbfa.png\r\n"})
     assert names_of(open_source(str(root / "list.txt"), data_root=root)) == ["a.png"]

@@ -30,13 +30,14 @@ class FileSource(Source):
     """Image files below a folder; `names` are paths relative to it, with `/`.
 
     `sizes` in bytes and modification `times` in nanoseconds are those at opening; `channels` are the names in the
-    folder's `channels.txt`.
+    folder's `channels.txt`. `listed`: a list names them, so that they may be relative to any folder, or absolute.
     """
 
     root: Path
     names: Names
     sizes: np.ndarray
     times: np.ndarray
+    listed: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -143,6 +144,7 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
         sizes=np.array(sizes, dtype=np.int64),
         times=np.array(times, dtype=np.int64),
         channels=names_beside(root),
+        listed=kind == "list",
     )
 
 

@@ -1,5 +1,6 @@
 """Opening a source by its name on the command line: a path, a URL, or the name of a known data set."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,8 @@ def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> Lab
     """Labelled images for evaluation, split into training and test images.
 
     In a folder or zip the class is the first directory, below `train/` and `test/` (or `val/`, `validation/`) where
-    these exist; where they do not, a fifth of each class is held out by a hash of the names.
+    these exist; where they do not, a fifth of each class is held out by a hash of the names. In a list it is the first
+    one in which paths differ.
 
     Args:
         spec: a folder, a list, a zip or one of `KNOWN`; with `test` one that holds files, all of which are for
@@ -234,13 +236,20 @@ def directories_of(source: Files) -> list[list[str]]:
 
 
 def _folders_of(source: Files) -> list[list[str]]:
-    """The directories in each item's name, without the single top folder of a zip or tar."""
+    """The directories in each item's name, without those that hold all others, see `_num_outer`."""
     first = _num_outer(source)
     return [name.split("/")[first:-1] for name in source.names]
 
 
 def _num_outer(source: Files) -> int:
-    """How many folders of a source hold all the others: one that a zip or tar was made of, or none."""
+    """How many folders hold all others: one that a zip or tar was made of, or those above all of a list.
+
+    Where a list's images all lie in one folder, it is their class, and does not count.
+    """
+    if isinstance(source, FileSource) and source.listed:
+        first, last = min(source.names), max(source.names)
+        common = os.path.commonprefix([first, last]).count("/")
+        return common - int(common > 0 and common == first.count("/") == last.count("/"))
     if not isinstance(source, ZipSource | TarSource):
         return 0
     tops = {_part(name, 0) for name in source.names}

@@ -130,7 +130,16 @@ class PatchEmbed(nn.Module):
     def forward(
         self, images: Float[Tensor, "B C H W"], tokens: Int64[Tensor, "B V"] | None = None
     ) -> Float[Tensor, "B V D"]:
-        """Embed the patches of the given tokens (None: every token in raster order)."""
+        """Embed the patches of the given tokens (None: every token in raster order).
+
+        Raises:
+            UsageError: images of another floating point type than the weights, where autocast does not convert them.
+        """
+        weights, converts = self.proj.weight.dtype, torch.is_autocast_enabled(images.device.type)
+        if images.dtype != weights and not (converts and images.dtype != torch.float64):
+            raise UsageError(
+                f"images of type {images.dtype}; the model's weights are of type {weights}: give images.to({weights})"
+            )
         patches = select_patches(images, self.patch_size, tokens).flatten(2)
         if self.may_miss:  # else NaN stays what it is: a fault that shows
             patches = torch.where(patches.isnan(), 0, patches)
