@@ -135,8 +135,11 @@ class PatchEmbed(nn.Module):
         Raises:
             UsageError: images of another floating point type than the weights, where autocast does not convert them.
         """
-        weights, converts = self.proj.weight.dtype, torch.is_autocast_enabled(images.device.type)
-        if images.dtype != weights and not (converts and images.dtype != torch.float64):
+        weights = self.proj.weight.dtype
+        converted = images.dtype == weights or (
+            images.dtype != torch.float64 and torch.is_autocast_enabled(images.device.type)
+        )
+        if not converted:
             raise UsageError(
                 f"images of type {images.dtype}; the model's weights are of type {weights}: give images.to({weights})"
             )
