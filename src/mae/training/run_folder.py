@@ -1,6 +1,7 @@
 """The files in the folder of a run; what it lacks is told without PyTorch, which nothing at the top here imports."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ class RunFolder:
             UsageError: there is something in the folder already, it is a file, or it cannot be made.
         """
         if self.holds_run:
-            raise UsageError(f"{self.root} holds another run; go on with it by --resume, or choose another --out")
+            again = f"mae pretrain --resume --out {shlex.quote(str(self.root))}"
+            raise UsageError(f"{self.root} holds another run; go on with it by '{again}', or choose another --out")
         if os.path.lexists(self.root) and not self._is_free():
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
         check_folder(self.root)
