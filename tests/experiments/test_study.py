@@ -23,6 +23,7 @@ from mae.cli import main
 from mae.errors import UsageError
 from mae.experiments.run import StudyOutcome, compare_models, study
 from mae.experiments.studies.features import Features
+from mae.recipes import recipe_config
 from mae.training.run_folder import find_weights
 
 pytestmark = pytest.mark.slow
@@ -127,6 +128,16 @@ def test_refused_study_writes_nothing(labelled: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=r"the variants differ in --batch-size \(original: 8, demo: 32\)"):
         study("compare", labelled, out=out, variants=["original", "demo"], **unsettled)
     assert not out.exists()
+    for names, options, says in (
+        (("x y.json", "x:y.json"), {}, "x y.json and .*x:y.json would both be called "),
+        (("x y.json", "wide.json"), {"embed_dim": 96}, r"the variants differ in --embed-dim \("),
+    ):
+        files = [tmp_path / name for name in names]
+        for file, changes in zip(files, ({}, options or {"mask_ratio": 0.5}), strict=True):
+            file.write_text(json.dumps(recipe_config("mae").override(changes).to_json()))
+        with pytest.raises(UsageError, match=says):
+            study("compare", labelled, out=out, variants=[str(file) for file in files], **TINY)
+        assert not out.exists()
     out.mkdir()
     (out / "letter.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds no study"):

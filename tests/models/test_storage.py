@@ -343,6 +343,7 @@ RECORDS: dict[str, tuple[dict[str, Any], str]] = {
     "channels": ({"channels": ["R", "N", "G"]}, r"its configuration names \['R', 'G', 'N'\]"),
     "no names": ({"channels": [1, 2, 3]}, "its configuration names"),
     "origin": ({"origin": None}, "says nothing valid"),
+    "licence": ({"origin": {"licence": 123}}, "its licence is 123; expected text"),
     "probe": ({"probe": {"image_sha256": "", "features": [1.0] * 16, "prediction": [1.0] * 15}}, "16 finite numbers"),
     "kind of probe": ({"probe": {"image_sha256": 1, "features": [], "prediction": []}}, "valid string"),
     "part of a probe": ({"probe": {"image_sha256": ""}}, "says nothing valid"),

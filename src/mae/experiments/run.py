@@ -39,7 +39,12 @@ _FIXED = (
     "img_size",
     "patch_size",
     "in_chans",
+    "encoder",
+    "embed_dim",
+    "depth",
+    "num_heads",
     "mlp_ratio",
+    "norm_eps",
     "cls_token",
     "cls_tokens",
     "pos_embed",
@@ -160,6 +165,7 @@ def run_study(
     plan = with_differences(options.study(setup))
     out = config.machine.out or Path("runs") / f"study-{plan.name}-{source_stem(config.source)}"
     jobs = _training_jobs(plan, out.resolve(), request, config, data, _fingerprint(labelled))
+    _check_names(jobs)
     return _run(plan, jobs, out, _facts(plan, jobs, config, data), console)
 
 
@@ -222,7 +228,7 @@ def _with_baselines(evaluations: Sequence[EvalSpec], measured: bool) -> tuple[Ev
 
 
 def _check_names(jobs: Sequence[Job]) -> None:
-    """Refuse models whose numbers would be kept in the same files."""
+    """Refuse variants whose runs or numbers would be kept in the same files."""
     models: dict[str, str] = {}
     for job in jobs:
         if (other := models.setdefault(job.name, job.variant)) != job.variant:

@@ -464,6 +464,8 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
         names, probe = None if config.tokenizer.channels is None else list(config.tokenizer.channels), record["probe"]
         if record["channels"] != names:
             raise ValueError(f"its channels are {records.shown(record['channels'])}; its configuration names {names}")
+        if not isinstance(licence := record["origin"].get("licence"), str | None):
+            raise ValueError(f"its licence is {records.shown(licence)}; expected text")
         return _Record(
             kind=kind,
             config=config,

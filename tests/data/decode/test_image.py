@@ -66,6 +66,24 @@ def test_sixteen_bit_grey_keeps_its_values():
         assert found.dtype == UINT16 and np.array_equal(found[..., 0], pixels)
 
 
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
+@pytest.mark.parametrize("tile", [None, (16, 16)])
+def test_one_band_of_floats_keeps_its_values(byteorder: str, compression: str | None, tile: tuple[int, int] | None):
+    pixels = np.random.default_rng(0).standard_normal((21, 35)).astype(np.float32)
+    found = checked(tiff(pixels, photometric="minisblack", byteorder=byteorder, compression=compression, tile=tile))
+    assert found.dtype == np.float32 and np.array_equal(found[..., 0], pixels)
+
+
+@pytest.mark.parametrize("photometric", ["minisblack", "rgb"])
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_three_bands_of_eight_bits_are_three_channels(photometric: str, planar: str):
+    pixels = noise(9, 7, 3)
+    stored = pixels if planar == "contig" else np.ascontiguousarray(np.moveaxis(pixels, 2, 0))
+    found = checked(tiff(stored, photometric=photometric, planarconfig=planar))
+    assert np.array_equal(found, pixels)
+
+
 def test_one_bit_becomes_black_and_white():
     image = Image.fromarray(noise(8, 8, 1).squeeze()).convert("1")
     found = checked(encoded(image))

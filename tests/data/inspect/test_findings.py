@@ -23,6 +23,7 @@ REPORT = DataReport(
     not_finite=0,
     kinds=(KIND,),
     dtype="uint8",
+    pixel_dtype="uint8",
     nodata=None,
     missing=0.0,
     marked=(),
@@ -106,7 +107,7 @@ def test_each_level_begins_at_its_bound(parts, expected):
     ],
 )
 def test_a_small_part_of_the_range_is_told(dtype, largest, level):
-    report = replace(REPORT, dtype=dtype, channels=(replace(CHANNEL, largest=largest),))
+    report = replace(REPORT, pixel_dtype=dtype, channels=(replace(CHANNEL, largest=largest),))
     assert loud(report) == ({} if level == "ok" else {"range": level})
 
 

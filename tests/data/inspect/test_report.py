@@ -207,6 +207,15 @@ def test_values_that_are_not_finite_are_told_and_spoil_nothing_else():
         inspected(Pictures(arrays[-2:]), **statistics)
 
 
+@pytest.mark.parametrize("nodata", [None, "0"])
+def test_the_range_is_that_of_the_files_whether_values_are_missing_or_not(nodata):
+    arrays = [image.astype(np.uint16) * 10 for image in scenes()]
+    images = load_images(Pictures(arrays), in_chans=None, nodata=nodata)
+    mean, std = images.statistics()
+    report = inspect_images(images, mean=mean, std=std, img_size=(32, 32), seed=3, seconds=60.0)
+    assert report.pixel_dtype == "uint16" and loud(report)["range"] == "note"
+
+
 @pytest.mark.parametrize("fill", [-9999.0, 3e4])
 def test_a_value_far_from_all_others_is_told(fill):
     arrays = [raw(image) for image in scenes()]

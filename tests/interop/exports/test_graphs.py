@@ -5,12 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from tiny import tiny_model
 from torch import Tensor
+from transformers import AutoImageProcessor
 
 from mae.errors import UsageError
 from mae.interop.exports import export
@@ -82,7 +85,24 @@ def test_an_onnx_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
     inputs = export._inputs(model)
     assert_same(READERS["onnx"](tmp_path, inputs), model_outputs(model, inputs))
     described = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert described["image_mean"] == [0.5, 0.4, 0.3] and described["size"] == {"height": 16, "width": 16}
+    assert described["image_mean"] == [0.5, 0.4, 0.3] and described["size"] == {"shortest_edge": 18}
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch-export", "official"])
+def test_its_processor_crops_as_the_model_does(form: str, tmp_path: Path) -> None:
+    model = tiny_model(**SHALLOW, img_size=16, **STATISTICS).eval()
+    FORMATS[form].write(model, tmp_path, None)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (18, 40, 3), dtype=np.uint8))
+    theirs = AutoImageProcessor.from_pretrained(tmp_path)(picture, return_tensors="pt")["pixel_values"]
+    assert theirs.shape == (1, 3, 16, 16)
+    assert (theirs - model.preprocess(picture)).abs().max() < 2 / 255 / 0.1
+
+
+def test_an_onnx_file_says_what_is_no_data_and_which_channels_it_takes(tmp_path: Path) -> None:
+    model = tiny_model(**SIZES["square, one channel, gaps"] | {"nodata": "-9999", "channels": ["B08"]}).eval()
+    FORMATS["onnx"].write(model, tmp_path, None)
+    said = onnxruntime.InferenceSession(str(tmp_path / ONNX_FILE)).get_modelmeta().custom_metadata_map
+    assert float(said["nodata"]) == -9999 and json.loads(said["channels"]) == ["B08"]
 
 
 WHOLE: dict[str, dict[str, Any]] = {

@@ -368,7 +368,9 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         UsageError, match="/dev/null is not a file or folder"
     ):  # as of a pipe, which would be waited for
         read_external(Path("/dev/null"))
-    with pytest.raises(UsageError, match="holds no weights; expected model.safetensors or pytorch_model.bin"):
+    with pytest.raises(
+        UsageError, match="holds no weights; expected model.safetensors or pytorch_model.bin or model.pth"
+    ):
         read_external(tmp_path)
 
 
@@ -376,3 +378,10 @@ def test_a_processor_that_does_not_normalise_leaves_values_as_they_are():
     told = {"do_normalize": False, "image_mean": [0.5] * 4, "image_std": [0.2] * 4, "rescale_factor": 1 / 65535}
     assert sidecar._from_preprocessing(told) == {"mean": [0.0] * 4, "std": [1.0] * 4, "pixel_dtype": "uint16"}
     assert sidecar._from_preprocessing({**told, "do_normalize": True})["mean"] == [0.5] * 4
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 / 127.5, "a"])
+def test_a_processor_that_scales_to_another_range_is_refused(factor: object):
+    with pytest.raises(UsageError, match="rescale_factor in preprocessor_config.json is .*; expected 1/255 or 1/65535"):
+        sidecar._from_preprocessing({"rescale_factor": factor})
+    assert sidecar._from_preprocessing({"rescale_factor": factor, "do_rescale": False})["pixel_dtype"] == "float32"

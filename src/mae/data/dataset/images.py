@@ -174,8 +174,8 @@ class ImageSet:
     def statistics(self, limit: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and std of each channel, over the whole pixels of up to `limit` images.
 
-        In the units of a batch: integers scaled to [0, 1], float data as they are. A constant channel gets a std of 1,
-        so that normalising it gives zeros.
+        In the units of a batch: integers scaled to [0, 1], float data as they are. A constant channel gets the median
+        std of the others: normalising it gives zeros, and an error in it counts as in those.
 
         Args:
             limit: how many images to read; unreadable ones are skipped.
@@ -189,7 +189,7 @@ class ImageSet:
         varies = std > 1e-12 * np.abs(mean)
         if not varies.any():
             raise MAEError(f"{self.name}: every sampled pixel has the same value; expected images with content")
-        std = np.where(varies, std, 1.0)
+        std = np.where(varies, std, np.median(std[varies]))
         return tuple(float(value) for value in mean), tuple(float(value) for value in std)
 
     def moments(self, limit: int) -> Moments:

@@ -89,10 +89,13 @@ def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
         return False
     if samples == 1:
         plain = bits <= 8 and kind in "bu"
-        return plain or (bits == 16 and kind == "u" and page.photometric == _BLACK_IS_ZERO) or (bits, kind) == (32, "f")
+        if (bits, kind) == (32, "f"):  # of compressed big-endian ones Pillow swaps the bytes twice
+            return page.parent.byteorder == "<" or page.compression == _UNCOMPRESSED
+        return plain or (bits == 16 and kind == "u" and page.photometric == _BLACK_IS_ZERO)
     if bits != 8 or kind != "u":
         return False
-    return samples == 3 or _has_alpha(page, bands) or (samples == 4 and page.photometric == _SEPARATED)
+    colours = samples == 3 and page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO)  # else three bands
+    return colours or _has_alpha(page, bands) or (samples == 4 and page.photometric == _SEPARATED)
 
 
 def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None) -> np.ndarray:

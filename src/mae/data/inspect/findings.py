@@ -166,11 +166,11 @@ def _range(report: DataReport) -> Finding:
     used = [channel.largest for channel in report.channels if channel.largest is not None]
     if not used:
         return Finding(name="range", level="ok", value="raw float values have no range of their own")
-    value = f"the largest value is {max(used):.1%} of what {report.dtype} holds"
-    if report.dtype == "uint8" and max(used) <= FEW_LEVELS:
+    value = f"the largest value is {max(used):.1%} of what {report.pixel_dtype} holds"
+    if report.pixel_dtype == "uint8" and max(used) <= FEW_LEVELS:
         advice = "few levels are left: save the images scaled to the whole range, or as 16-bit TIFF"
         return Finding(name="range", level="warn", value=value, advice=advice)
-    if report.dtype == "uint16" and max(used) <= SMALL_RANGE:
+    if report.pixel_dtype == "uint16" and max(used) <= SMALL_RANGE:
         advice = "normal for data of 10 to 14 bits; use the data's own --statistics, not ImageNet's"
         return Finding(name="range", level="note", value=value, advice=advice)
     return Finding(name="range", level="ok", value=value)

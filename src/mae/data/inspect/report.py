@@ -114,6 +114,7 @@ class DataReport:
         not_finite: how many of the unreadable hold NaN or infinite values.
         kinds: types and channels of the files, most frequent first; without those whose header cannot be read.
         dtype: the type they are brought to.
+        pixel_dtype: the type of the files that values have the range of; unlike `dtype` also where some are missing.
         nodata: the value that means nodata, as given to the run; None: none was given.
         missing: fraction of values, 0 to 1, that are such; each image counts alike.
         marked: values that files themselves mark as nodata, most frequent first.
@@ -138,6 +139,7 @@ class DataReport:
     not_finite: int
     kinds: tuple[Kind, ...]
     dtype: str
+    pixel_dtype: str
     nodata: str | None
     missing: float
     marked: tuple[str, ...]
@@ -247,6 +249,7 @@ def _report(images: ImageSet, found: Sequence[Look], img_size: tuple[int, int]) 
         not_finite=sum(_NOT_FINITE in problem for problem in problems),
         kinds=tuple(Kind(dtype=dtype, channels=many, images=n) for (dtype, many), n in kinds.most_common()),
         dtype=str(images.dtype),
+        pixel_dtype=images.pixel_dtype,
         left_out=images.left_out,
         nodata=images.nodata,
         missing=float(np.mean([of.missing for of in contents])),

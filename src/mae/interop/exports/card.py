@@ -137,6 +137,8 @@ def _model(model: PretrainedEncoder, config: MethodConfig) -> Rows:
     ]
     if config.tokenizer.channels is not None:
         rows.append(("channels", ", ".join(config.tokenizer.channels)))
+    if config.tokenizer.nodata is not None:
+        rows.append(("no data", f"{config.tokenizer.nodata} in the files; NaN in what the model is given"))
     return rows
 
 

@@ -301,7 +301,7 @@ def write_official(model: PretrainedEncoder, folder: Path, licence: str | None) 
     if isinstance(model, ImageClassifier) and model.class_names:
         described["label_names"] = list(model.class_names)
     write_json(folder / "config.json", described)
-    _write_preprocessing(config, folder)
+    _write_preprocessing(config, folder, evaluated=True)
 
 
 def write_own(model: PretrainedEncoder, folder: Path, licence: str | None) -> None:
@@ -314,7 +314,7 @@ def _example(config: MethodConfig) -> dict[str, Tensor]:
 
 
 def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
-    """Metadata of a graph's file: normalisation of images or their size, class names, licence."""
+    """Metadata of a graph's file: normalisation of images or their size, their channels, class names, licence."""
     config = _config_of(model)
     mean, std = _statistics(config)
     facts = {"mean": json.dumps(mean), "std": json.dumps(std)}
@@ -322,6 +322,10 @@ def _facts(model: PretrainedEncoder, licence: str | None) -> dict[str, str]:
         facts = {"size": str(model.described.size)}
     if config.tokenizer.pixel_dtype is not None:
         facts["pixel_dtype"] = config.tokenizer.pixel_dtype
+    if config.tokenizer.nodata is not None:  # which the graph expects as NaN
+        facts["nodata"] = str(config.tokenizer.nodata)
+    if config.tokenizer.channels is not None:
+        facts["channels"] = json.dumps(config.tokenizer.channels)
     if isinstance(model, Classifier | Segmenter | Detector) and model.class_names:
         facts["class_names"] = json.dumps(model.class_names)
     return facts | ({} if licence is None else {"licence": licence})
@@ -336,7 +340,7 @@ def write_onnx_features(model: PretrainedEncoder, folder: Path, licence: str | N
         return
     config = _config_of(model)
     write_onnx(FeatureGraph(_without_decoder(model)), _example(config), folder / ONNX_FILE, _facts(model, licence))
-    _write_preprocessing(config, folder)
+    _write_preprocessing(config, folder, evaluated=not isinstance(model, Segmenter))
 
 
 def check_torch_export(model: PretrainedEncoder) -> None:
@@ -365,7 +369,7 @@ def write_torch_export(model: PretrainedEncoder, folder: Path, licence: str | No
     """Write the encoder, or the classifier, as a program of `torch.export`."""
     config = _config_of(model)
     write_program(FeatureGraph(_without_decoder(model)), _example(config), folder / PROGRAM_FILE)
-    _write_preprocessing(config, folder)
+    _write_preprocessing(config, folder, evaluated=not isinstance(model, Segmenter))
 
 
 FORMATS: Mapping[str, ExportFormat] = {

@@ -154,6 +154,11 @@ def _filled(
         )
     if allow_partial is None and (lacking := sorted(expected.keys() - names)):
         encoder = count_part("encoder.", expected, names)
+        if any(name.endswith("fc_norm.weight") for name in (*converted.ignored, *renamed.elsewhere)):
+            raise MAEError(
+                f"{path} has its norm behind the mean of the patch tokens (fc_norm), which only classifiers have here; "
+                "save it with its whole head"
+            )
         raise MAEError(
             f"{path} holds {encoder.tensors} of {encoder.tensors_expected} encoder tensors; {len(lacking)} of the "
             f"model's are missing ({', '.join(lacking[:_NUM_NAMED])}); download the file again, or accept fewer with "

@@ -21,7 +21,8 @@ from mae.interop.imports.pickles import ODD_TENSOR, Options, StoredTensor
 from mae.models.file import check_header
 
 CONFIG, PREPROCESSING = "config.json", "preprocessor_config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # if both exist, the one without a pickle
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pth")
+"""Of transformers and timm, and of an export for the official code; the one without a pickle first."""
 _INDEX = ".index.json"
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")
 _MAX_TIMES = 2

@@ -135,10 +135,23 @@ def _from_preprocessing(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     if preprocessing.get("do_normalize") is False:
         channels = len(mean) if isinstance(mean, list) else 3
         mean, std = [0.0] * channels, [1.0] * channels
+    return {"mean": mean, "std": std, "pixel_dtype": _pixel_dtype(preprocessing)}
+
+
+def _pixel_dtype(preprocessing: Mapping[str, Any]) -> str | None:
+    """What transformers scales to [0, 1]; None: it does not say, or 8 bits, which scale so everywhere.
+
+    Raises:
+        UsageError: scaled to another range.
+    """
+    if preprocessing.get("do_rescale") is False:
+        return "float32"
     factor = preprocessing.get("rescale_factor")
-    pixel_dtype = "uint16" if factor == 1 / 65535 else None
-    return {
-        "mean": mean,
-        "std": std,
-        "pixel_dtype": "float32" if preprocessing.get("do_rescale") is False else pixel_dtype,
-    }
+    if factor == 1 / 65535:
+        return "uint16"
+    if factor not in (None, 1 / 255):
+        raise UsageError(
+            f"rescale_factor in preprocessor_config.json is {records.shown(factor)}; expected 1/255 or 1/65535: give "
+            "image_mean and image_std there for values in [0, 1], and leave the factor out"
+        )
+    return None
