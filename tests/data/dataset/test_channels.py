@@ -52,6 +52,16 @@ def test_channels_are_taken_by_name_and_in_the_order_asked_for(tmp_path, memory_
     assert len({images.fingerprint(), whole.fingerprint(), opened(folder, channels=["B03", "B08"]).fingerprint()}) == 3
 
 
+def test_a_part_of_a_set_has_the_names_of_the_set(tmp_path, monkeypatch):
+    train, other = (written(tmp_path / "set" / part, tiles(), names=None) for part in ("train", "photos"))
+    (tmp_path / "set" / "channels.txt").write_text("\n".join(BANDS))
+    monkeypatch.chdir(train)
+    assert opened(train).channel_names == opened(Path(".")).channel_names == BANDS
+    assert opened(other).channel_names is None  # not any folder's
+    (train / "channels.txt").write_text("a\nb\nc\nd")
+    assert opened(train).channel_names == ("a", "b", "c", "d")
+
+
 def test_the_names_may_stand_in_an_archive(tmp_path):
     folder, packed = written(tmp_path / "tiles", tiles()), tmp_path / "tiles.zip"
     with zipfile.ZipFile(packed, "w") as archive:

@@ -15,7 +15,7 @@ from mae.data.decode.image import EXTENSIONS, UNREAD_EXTENSIONS
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_file, fingerprint_of
 from mae.data.sources.channel_names import names_beside
-from mae.data.sources.source import Source
+from mae.data.sources.source import TEST, TRAIN, Source
 from mae.errors import UsageError
 from mae.text import visible
 
@@ -143,9 +143,16 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
         names=Names(paths),
         sizes=np.array(sizes, dtype=np.int64),
         times=np.array(times, dtype=np.int64),
-        channels=names_beside(root),
+        channels=_channels_of(root),
         listed=kind == "list",
     )
+
+
+def _channels_of(root: Path) -> tuple[str, ...] | None:
+    """The names in the `channels.txt` of a folder; of a part of a set, such as `train/`, also in that of the set."""
+    folder = root.absolute()
+    in_set = folder.parent if folder.name.lower() in (*TRAIN, *TEST) else folder
+    return names_beside(folder) or names_beside(in_set)
 
 
 def walk(root: Path, *, again: list[str] | None = None) -> Iterator[tuple[str, int, int]]:
