@@ -1,7 +1,6 @@
 """`mae pretrain SOURCE`."""
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import tyro
@@ -44,8 +43,9 @@ def stopped(console: "Console", result: "PretrainResult") -> int:
     """Tell how to go on with a run that a signal stopped; the exit code for that."""
     from mae.training.run_folder import RunFolder
 
-    how = f"Stopped and saved. Go on with: mae pretrain --resume --out {shlex.quote(str(result.folder))}"
-    source = RunConfig.read(RunFolder(result.folder).config).source
+    folder = RunFolder(result.folder)
+    how = f"Stopped and saved. Go on with: {folder.resume_command}"
+    source = RunConfig.read(folder.config).source
     if is_partial(source):
         how += f", and the whole URL of {source}, of which no run keeps user, password and query"
     if result.is_main:

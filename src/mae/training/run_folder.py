@@ -98,6 +98,11 @@ class RunFolder:
         """Whether a run was started here."""
         return self.config.is_file()
 
+    @property
+    def resume_command(self) -> str:
+        """What a user types to go on with the run."""
+        return f"mae pretrain --resume --out {shlex.quote(str(self.root))}"
+
     def check_new(self) -> None:
         """Make sure that a new run can begin here.
 
@@ -105,8 +110,9 @@ class RunFolder:
             UsageError: there is something in the folder already, it is a file, or it cannot be made.
         """
         if self.holds_run:
-            again = f"mae pretrain --resume --out {shlex.quote(str(self.root))}"
-            raise UsageError(f"{self.root} holds another run; go on with it by '{again}', or choose another --out")
+            raise UsageError(
+                f"{self.root} holds another run; go on with it by '{self.resume_command}', or choose another --out"
+            )
         if os.path.lexists(self.root) and not self._is_free():
             raise UsageError(f"{self.root} is there already and is not an empty folder; choose another --out")
         check_folder(self.root)

@@ -182,6 +182,13 @@ def test_the_unit_of_its_pixels_comes_back(form: str, pixel_dtype: str | None, t
     assert told[pixel_dtype] in card
 
 
+def test_the_card_says_what_is_no_data(tmp_path: Path) -> None:
+    FORMATS["safetensors"].write(tiny_model(**SQUARE, nodata="-9999").eval(), tmp_path, None)
+    model, report = open_model(tmp_path, photo_check=False)
+    card = model_card(model, report, path=tmp_path, licence=None, library=None, usage="", whole=True)
+    assert "| no data | -9999" in card and "NaN in what the model is given |" in card
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [*READ, "onnx", "torch-export"])
 def test_a_fresh_process_reads_the_export(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -150,9 +150,10 @@ def _file_source(files: list[tuple[str, int, int]], *, name: str, kind: str, roo
 
 def _channels_of(root: Path) -> tuple[str, ...] | None:
     """The names in the `channels.txt` of a folder; of a part of a set, such as `train/`, also in that of the set."""
-    folder = root.absolute()
-    in_set = folder.parent if folder.name.lower() in (*TRAIN, *TEST) else folder
-    return names_beside(folder) or names_beside(in_set)
+    names, folder = names_beside(root), root.absolute()
+    if names is None and folder.name.lower() in (*TRAIN, *TEST):
+        return names_beside(folder.parent)
+    return names
 
 
 def walk(root: Path, *, again: list[str] | None = None) -> Iterator[tuple[str, int, int]]:

@@ -23,6 +23,7 @@ from mae.recipes.reference import reference_for
 from mae.report.figures.curves import Line, read_line
 from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
 from mae.training.log import LogRow, loss_rows, read_rows
+from mae.training.run_folder import RunFolder
 from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary, read_training
 
 # The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
@@ -204,7 +205,7 @@ def _state(
         facts=_facts(config, found),
         ended_by=f"{ending.how}: {ending.why}" if ending is not None and ending.how != "finished" else "",
         verdict=verdict(trained, [row for row in rows if "evaluation" in row], baselines[-1] if baselines else {}),
-        resume=f"mae pretrain --resume --out {run}",
+        resume=RunFolder(folder).resume_command,
         next_commands=(
             f"mae reconstruct {run} IMAGE ...",
             f"mae neighbours {run} IMAGES/",

@@ -1,6 +1,5 @@
 """The trackers that a run asks for."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,6 +59,6 @@ def _why_not(name: str, folder: RunFolder, run_id: str | None, error: Exception)
     told = (str(error).strip() or type(error).__name__).splitlines()[0]
     known = f" continue run {run_id} of {folder.tracking}" if run_id is not None else " begin a run"
     return (
-        f"--log-to {name} cannot{known}: {told}. Mend that and go on with mae pretrain --resume --out "
-        f"{shlex.quote(str(folder.root))}, where --log-to without {name} leaves it out"
+        f"--log-to {name} cannot{known}: {told}. Mend that and go on with "
+        f"{folder.resume_command}, where --log-to without {name} leaves it out"
     )
