@@ -5,8 +5,18 @@ from typing import Literal
 
 import pytest
 
-from mae.errors import UsageError
-from mae.records import check_folder, check_known, from_json, read_json, to_json, write_whole
+from mae.errors import MAEError, UsageError
+from mae.records import (
+    check_folder,
+    check_known,
+    from_json,
+    read_json,
+    safe_name,
+    short_name,
+    to_json,
+    whole_folder,
+    write_whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +105,27 @@ def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, "a,b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_whole_or_absent(tmp_path: Path):
+    with whole_folder(tmp_path / "new" / "out") as folder:
+        (folder / "a").write_text("1")
+        assert not (tmp_path / "new" / "out").exists()
+    assert (tmp_path / "new" / "out" / "a").read_text() == "1"
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "new" / "other") as folder:
+        raise KeyboardInterrupt
+    with pytest.raises(MAEError, match="other cannot be written: No space left on device; free some space, or choose"):
+        with whole_folder(tmp_path / "new" / "other") as folder:
+            (folder / "a").write_text("1")
+            raise OSError(28, "No space left on device")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("text", ["a" * 300, "ä" * 300, "日" * 300, "日" * 9 + "/"])
+def test_a_short_name_has_at_most_200_bytes(text: str):
+    short = short_name(text)
+    assert len(short.encode()) <= 200 and safe_name(text).startswith(short)
+    assert len(short.encode()) > 197 or short == safe_name(text)
 
 
 def test_a_file_is_no_folder(tmp_path: Path):

@@ -1,17 +1,20 @@
 """Frozen dataclasses to and from JSON, every value checked; files that are whole or absent."""
 
+import errno
 import json
 import os
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from math import isinf
 from pathlib import Path
 from stat import S_ISREG
+from tempfile import mkdtemp
 from typing import Any, Literal, TypeVar
 
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 
 Record = TypeVar("Record")
 PixelDtype = Literal["uint8", "uint16", "float32"]
@@ -19,6 +22,7 @@ PixelDtype = Literal["uint8", "uint16", "float32"]
 
 _MAX_BYTES = 64 << 20
 _MAX_SHOWN = 200
+_MAX_NAME = 200
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -123,6 +127,28 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path` that becomes `path` on success; whatever ends the work, nothing else is left.
+
+    Raises:
+        MAEError: the folder, or a file in it, cannot be written.
+    """
+    staging = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        yield staging
+        staging.chmod(0o755)
+        staging.replace(path)
+    except OSError as error:  # which names a file that is gone by then, or none
+        remedy = "free some space, or choose another place" if error.errno == errno.ENOSPC else "choose another place"
+        raise MAEError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def check_new(path: Path) -> None:
     """Refuse to write over what a user may want to keep: asked before the work, by everything that writes a named file.
 
@@ -187,6 +213,11 @@ def check_no_data(text: str, *, name: str) -> None:
 def safe_name(text: str) -> str:
     """The text as part of a file's name: what is no letter, digit, `-`, `_` or `.` becomes `-`."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
+
+
+def short_name(text: str) -> str:
+    """`safe_name` of at most 200 bytes: files may have 255, and a number and a suffix follow."""
+    return safe_name(text).encode()[:_MAX_NAME].decode(errors="ignore")
 
 
 def check_known(given: Collection[str], known: Collection[str], *, what: str) -> None:

@@ -1,12 +1,12 @@
 """The page of a model, served or written, with its progress told."""
 
-import shutil
 import webbrowser
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from mae.records import whole_folder
 from mae.report.terminal.console import stage
 from mae.web.serve import HOST, make_server
 from mae.web.site import write_site
@@ -17,17 +17,10 @@ def write_page(model: Path, out: Path, console: Console) -> None:
 
     Raises:
         UsageError: see `write_site`.
-        MAEError: see `write_site`; nothing is left then.
+        MAEError: see `write_site` and `whole_folder`; nothing is left then.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        with stage(console, "Writing the model as graphs"):
-            site = write_site(model, staging)
-        staging.chmod(0o755)
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with whole_folder(out) as staging, stage(console, "Writing the model as graphs"):
+        site = write_site(model, staging)
     console.print(
         f"{out}: {site.checkpoints} {'checkpoint' if site.checkpoints == 1 else 'checkpoints'}; put the folder on any "
         "server of static files. Opened as a file it does not run.",

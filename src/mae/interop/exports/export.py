@@ -1,13 +1,12 @@
 """A model as others read it, and the proof that they read the same: every export is asked in a process of its own."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import SafetensorError
@@ -80,33 +79,26 @@ def export_model(path: Path, *, to: str, out: Path, licence: str | None = None) 
         able = ", ".join(name for name, each in FORMATS.items() if each.any_head)
         raise UsageError(f"--to {to} has no place for the head of {path}; use {able}, or export its run")
     export_format.check(model)
-    staging = None
+    licence = licence or report.origin.get("licence")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        licence = licence or report.origin.get("licence")
-        export_format.write(model, staging, licence)
-        differences = _differences(model, export_format, staging)
-        whole = "prediction" in differences
-        card = model_card(
-            model,
-            report,
-            path=path,
-            licence=licence,
-            library=export_format.needs[0] if export_format.needs else None,
-            usage=export_format.usage(Path(out.name)),
-            whole=whole,
-        )
-        (staging / CARD).write_text(card, encoding="utf-8", errors="backslashreplace")
-        staging.chmod(0o755)
-        proof = {"format": to, "differences": differences, "tolerance": _tolerance(model), "versions": versions()}
-        records.write_json(staging / PROOF, proof)
-        staging.replace(out)
-    except (OSError, SafetensorError) as error:
+        with records.whole_folder(out) as staging:
+            export_format.write(model, staging, licence)
+            differences = _differences(model, export_format, staging)
+            whole = "prediction" in differences
+            card = model_card(
+                model,
+                report,
+                path=path,
+                licence=licence,
+                library=export_format.needs[0] if export_format.needs else None,
+                usage=export_format.usage(Path(out.name)),
+                whole=whole,
+            )
+            (staging / CARD).write_text(card, encoding="utf-8", errors="backslashreplace")
+            proof = {"format": to, "differences": differences, "tolerance": _tolerance(model), "versions": versions()}
+            records.write_json(staging / PROOF, proof)
+    except SafetensorError as error:  # which stands for the system's own where weights are written
         raise MAEError(f"{out} cannot be written: {error}") from error
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
     return Export(folder=out, differences=differences, usage=export_format.usage(out))
 
 
