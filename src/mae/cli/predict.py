@@ -31,8 +31,8 @@ def predict(
         model: its file, or the folder of a run that holds one.
         source: a folder, a list file, a .zip or the name of a known set; of one with a test part that part.
         out: a new .csv or .json: each image's name, its class, and the most probable classes with probabilities. Of a
-            segmenter a new folder: for each image a PNG of its size with numbers of classes, and classes.txt; of a
-            detector one with a picture of each image with boxes, and COCO's json.
+            segmenter a new folder: for each image a PNG of its size with numbers of classes, classes.txt, and maps.csv,
+            which tells whose each is; of a detector one with a picture of each image with boxes, and COCO's json.
         sheet: draw the surest and the least sure images of each predicted class too; of a segmenter some maps.
         top: classes in a row at the most.
         data_root: where sets known by name are kept.
@@ -66,11 +66,11 @@ def predict(
 def _predict_maps(
     file: Path, source: str, *, out: Path, sheet: Path | None, data_root: Path, device: Device
 ) -> list[str]:
-    from mae.evaluation.pictures.predict_maps import predict_maps
+    from mae.evaluation.pictures.predict_maps import TABLE, predict_maps
 
     with _stage(f"Telling the classes of the pixels of {source}"):
         maps = predict_maps(file, source, out=out, sheet=sheet, data_root=data_root, device=device)
-    return [f"{maps.images:,} images", *maps.unreadable, f"Maps of classes in {out}"]
+    return [f"{maps.images:,} images", *maps.unreadable.values(), f"Maps of classes in {out}, named in {TABLE}"]
 
 
 def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device: Device) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full import fill
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -162,3 +163,22 @@ def test_a_feature_that_the_encoder_does_not_give_is_refused():
     for feature in ("cls", "patches"):
         with pytest.raises(UsageError, match=f"a probe on the feature '{feature}'"):
             Probe(encoder=model.encoder, feature=feature, num_classes=3)
+
+
+@pytest.mark.parametrize("room", [0, 8192])  # none for the table, and none for the picture
+def test_a_full_disk_leaves_neither_table_nor_picture(run: Path, labelled: Path, disk: Path, room: int):
+    files = {"out": disk / "table.csv", "sheet": disk / "sheet.png"}
+    wall = fill(disk, leave=room)
+    with pytest.raises(MAEError, match="table.csv: No space left" if room == 0 else "sheet.png: No space left"):
+        mae.predict(run, labelled, **files, **QUICK)
+    assert [path.name for path in disk.iterdir()] == ["wall"]
+    wall.unlink()
+    mae.predict(run, labelled, **files, **QUICK)
+    assert all(path.is_file() for path in files.values())
+
+
+def test_names_that_are_no_text_are_written_as_they_are(run: Path, labelled: Path, tmp_path: Path):
+    (tmp_path / "images").mkdir()
+    shutil.copy(next(labelled.rglob("*.png")), tmp_path / "images" / "\udcff.png")
+    mae.predict(run, tmp_path / "images", out=tmp_path / "table.csv", **QUICK)
+    assert b"/\xff.png," in (tmp_path / "table.csv").read_bytes()

@@ -1,17 +1,21 @@
 """What `mae predict` writes of a detector: pictures, and labels that are read as such."""
 
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.pictures import png
+from faster_coco_eval.core import mask
+from full import fill
 from tiny_task import small_model
 
 import mae
 from mae.cli import main
 from mae.data.annotations.detection import open_detection
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.evaluation.pictures.predicted_objects import find_objects
 from mae.models.detector import DetectionHead, Detector, build_detector
 
@@ -46,6 +50,9 @@ def test_what_is_written_is_read_as_labels(masks: bool, images: Path, tmp_path: 
     assert sorted(len(of) for of in read) == sorted(len(of.scores) for of in found.values())
     boxes = np.concatenate([of.boxes for of in read]).sum()
     assert boxes == pytest.approx(sum(float(of.boxes.sum()) for of in found.values()), rel=1e-4)
+    told = json.loads((tmp_path / "out" / "detections.json").read_text())["annotations"]
+    areas = [mask.area(each["segmentation"]) if masks else each["bbox"][2] * each["bbox"][3] for each in told]
+    assert [each["area"] for each in told] == pytest.approx(areas)
 
 
 def test_the_command(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -70,6 +77,45 @@ def test_images_keep_their_folders_and_a_folder_its_detector(tmp_path: Path, cap
     assert main([*words, "--device", "cpu"]) == 0
     told = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert [each["file_name"] for each in told["images"]] == ["a/1.png", "b/1.png"]
+
+
+def file_names(source: Path, out: Path) -> list[str]:
+    find_objects(detector(masks=False), source, out=out, device="cpu")
+    return [each["file_name"] for each in json.loads((out / "detections.json").read_text())["images"]]
+
+
+def test_images_of_a_list_are_named_as_it_names_them(images: Path, tmp_path: Path):
+    (images / "0").mkdir()
+    (images / "1.png").rename(images / "0" / "0.png")
+    (images / "list.txt").write_text("0.png\n0/0.png\n0.png\n")  # one of them twice
+    assert file_names(images / "list.txt", tmp_path / "inside") == ["0.png", "0/0.png"]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "list.txt").write_text(f"../images/0.png\n{images}/0/0.png\n")
+    assert file_names(tmp_path / "lists" / "list.txt", tmp_path / "out") == ["../images/0.png", f"{images}/0/0.png"]
+
+
+def test_images_in_archives_are_named_with_the_archive_where_there_are_several(images: Path, tmp_path: Path):
+    for name in ("a", "b"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            archive.add(images / "0.png", "x/0.png")
+    assert file_names(tmp_path / "a.tar", tmp_path / "one") == ["x/0.png"]
+    assert file_names(tmp_path / "{a,b}.tar", tmp_path / "two") == ["a.tar/x/0.png", "b.tar/x/0.png"]
+
+
+def test_long_names_are_cut(images: Path, tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.write(images / "0.png", f"{'ä' * 300}.png")
+    assert file_names(tmp_path / "images.zip", tmp_path / "out") == [f"{'ä' * 300}.png"]
+    assert (tmp_path / "out" / f"00000-{'ä' * 100}.png").is_file()
+
+
+def test_a_full_disk_is_said_and_refuses_no_second_try(images: Path, tmp_path: Path, disk: Path):
+    wall = fill(disk, leave=4096)
+    with pytest.raises(MAEError, match=f"{disk}/out cannot be written: No space left on device; free some space"):
+        find_objects(detector(masks=False), images, out=disk / "out", device="cpu")
+    assert [path.name for path in disk.iterdir()] == ["wall"]
+    wall.unlink()
+    assert len(find_objects(detector(masks=False), images, out=disk / "out", device="cpu")) == 2
 
 
 def test_a_model_that_finds_nothing_is_refused(images: Path, tmp_path: Path):

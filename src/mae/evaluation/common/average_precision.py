@@ -126,8 +126,6 @@ def ground_truth(objects: Sequence[Objects], sizes: Sequence[Size], class_names:
         MAEError: masks of another size than their image.
     """
     check_installed()
-    from faster_coco_eval.core import mask
-
     annotations: list[Mapping[str, Any]] = []
     for image, (of, size) in enumerate(zip(objects, sizes, strict=True), start=1):
         runs = None if of.outlines is None else runs_of(of.masks(*size))
@@ -142,9 +140,17 @@ def ground_truth(objects: Sequence[Objects], sizes: Sequence[Size], class_names:
             }
             if runs is not None:
                 entry["segmentation"] = _run_length(runs[number], size)
-                entry["area"] = float(mask.area(entry["segmentation"]))
+                entry["area"] = mask_area(entry["segmentation"])
             annotations.append(entry)
     return GroundTruth(annotations=tuple(annotations), sizes=tuple(sizes), class_names=tuple(class_names))
+
+
+def mask_area(segmentation: Mapping[str, Any]) -> float:
+    """The pixels of a mask in COCO's runs; raises `UsageError`, see `check_installed`."""
+    check_installed()
+    from faster_coco_eval.core import mask
+
+    return float(mask.area(segmentation))
 
 
 def average_precision(truth: GroundTruth, found: Sequence[FoundObjects], area: Area) -> AveragePrecision:

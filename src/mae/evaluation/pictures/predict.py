@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
-from mae.records import check_new, write_whole
+from mae.records import check_new
+from mae.report.figures.canvas import whole_file
 from mae.text import visible
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
@@ -126,12 +128,24 @@ def predict(
         probabilities=shares,
         unreadable=unreadable,
     )
-    if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(Path(out), _as_json(found, top) if Path(out).suffix == ".json" else _as_csv(found, top))
-    if sheet is not None:
-        _draw(found, images, numbers, title=f"Classes of {source}", path=Path(sheet))
+    # The table gets its name last: where the sheet fails, a finished table would have the same command refused.
+    with nullcontext() if out is None else _table(Path(out), found, top):
+        if sheet is not None:
+            _draw(found, images, numbers, title=f"Classes of {source}", path=Path(sheet))
     return found
+
+
+@contextmanager
+def _table(path: Path, found: Predictions, top: int) -> Iterator[None]:
+    """Write the predictions, and name the file at the end of what is done meanwhile."""
+    with whole_file(path, what="table") as unfinished:
+        write_names(unfinished, _as_json(found, top) if path.suffix == ".json" else _as_csv(found, top))
+        yield
+
+
+def write_names(path: Path, text: str) -> None:
+    """Write text with names of files as the system has them: they may hold bytes that are no text."""
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def check_outputs(out: str | Path | None, sheet: str | Path | None) -> None:
@@ -212,6 +226,13 @@ def images_for(source: str, data_root: Path, wanted: Preprocessing) -> ImageSet:
         pixel_dtype=pixel_dtype,
         max_unreadable=1.0,
     )
+
+
+def name_within(name: str, source: str) -> str:
+    """An item's name relative to its source, or to the folder of a list of files or tars; as it is outside of these."""
+    folders = (folder for folder in (Path(source), Path(source).parent) if Path(name).is_relative_to(folder))
+    within = next(folders, None)
+    return name if within is None else Path(name).relative_to(within).as_posix()
 
 
 def _probabilities(

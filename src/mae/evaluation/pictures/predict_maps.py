@@ -1,31 +1,37 @@
 """The classes that a trained segmenter gives to the pixels of images, as files."""
 
-from collections.abc import Iterator
+import csv
+import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 
 import torch
+from jaxtyping import UInt8
 from PIL import Image
+from torch import Tensor
 
 from mae.credentials import concealed
+from mae.data.dataset.images import ImageSet
 from mae.data.decode.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.dense import resized_map
 from mae.evaluation.common.finetuning import SEGMENTER_FILE
-from mae.evaluation.pictures.predict import images_for, only_file
+from mae.evaluation.pictures.predict import images_for, name_within, only_file, write_names
 from mae.evaluation.pictures.segmentation import draw_segmentation, spread
 from mae.models.file import is_segmenter, load_with_report
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
 from mae.models.segmenter import Segmenter
 from mae.models.sliding import map_of_classes
-from mae.records import check_new, safe_name, write_whole
+from mae.records import check_new, short_name, whole_folder, write_whole
 from mae.text import visible
 from mae.training.device import choose_device
 
 _DRAWN = 8
-CLASSES = "classes.txt"
+CLASSES, TABLE = "classes.txt", "maps.csv"
+"""The names of the classes, and which map is whose; in the folder of the maps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +40,11 @@ class WrittenMaps:
 
     Attributes:
         images: how many.
-        unreadable: what is wrong with each image that could not be read, or that has no map.
+        unreadable: what is wrong with each image that could not be read, or that has no map, by its name.
     """
 
     images: int
-    unreadable: tuple[str, ...]
+    unreadable: Mapping[str, str]
 
 
 def find_segmenter(path: Path) -> Path | None:
@@ -49,19 +55,19 @@ def find_segmenter(path: Path) -> Path | None:
 def predict_maps(
     model: Path, source: str, *, out: Path, sheet: Path | None, data_root: Path, device: str
 ) -> WrittenMaps:
-    """Write the map of classes of every image as a PNG of its size, and the names of the classes.
+    """Write the map of classes of every image as a PNG of its size, the names of the classes, and which map is whose.
 
     Args:
         model: the file of a segmenter.
         source: images, see `mae.embed`; of those with a test part that part.
-        out: a new folder.
+        out: a new folder: maps in the folders of their images, `classes.txt`, and `maps.csv` with a row an image.
         sheet: a new PNG of some images and their maps; None: none is drawn.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
 
     Raises:
         UsageError: no images, another suffix than .png, or a file or folder that is there already.
-        MAEError: no image can be read, or a damaged file.
+        MAEError: no image can be read, a damaged file, or no place to write; nothing is left then.
     """
     check_new(out)
     if sheet is not None:
@@ -70,53 +76,78 @@ def predict_maps(
             raise UsageError(f"{sheet} cannot be written; end its name with .png")
     segmenter = load_with_report(model)[0]
     assert isinstance(segmenter, Segmenter)
-    where = choose_device(device)
-    wanted = preprocessing_of(segmenter.config)
-    images = images_for(concealed(source), data_root, wanted)
-    segmenter.to(where)
+    segmenter.to(choose_device(device))
+    images = images_for(concealed(source), data_root, preprocessing_of(segmenter.config))
     shown = set(spread(len(images), _DRAWN).tolist())
-    drawn: dict[int, torch.Tensor] = {}
-    names: set[str] = set()
-    unreadable = []
-    with undisturbed(segmenter):
+    drawn: dict[int, Tensor] = {}
+    maps: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    with whole_folder(out) as folder:
         for number in range(len(images)):
+            name = images.item_name(number)
             try:
-                image = images.get(number)
+                found = _map_of(images, number, segmenter)
             except UnreadableImage as error:
-                unreadable.append(str(error))
+                unreadable[name] = str(error)
                 continue
-            try:
-                found = map_of_classes(image, wanted, segmenter, device=where)
-            except MAEError as error:  # another shape than can be told
-                unreadable.append(f"{images.item_name(number)} is {error}")
-                continue
-            stem = safe_name(PurePosixPath(images.item_name(number)).stem)
-            name = next(name for name in _numbered(stem, number) if name not in names)
-            names.add(name)
-            out.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(found.numpy()).save(out / f"{name}.png")
+            path = next(path for path in _paths(name_within(name, source), number) if not (folder / path).exists())
+            maps[path] = name
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(found.numpy()).save(folder / path)
             if number in shown:
-                drawn[number] = resized_map(found.numpy(), wanted.img_size)
-    if not names:
-        raise MAEError(f"no image can be read: {next(iter(unreadable), 'there is none')}")
-    class_names = segmenter.class_names or tuple(f"class {number}" for number in range(segmenter.num_classes))
-    write_whole(out / CLASSES, "".join(f"{visible(name)}\n" for name in class_names))
-    if sheet is not None:
-        rows = [int((images.readable == number).nonzero()[0, 0]) for number in drawn]
-        draw_segmentation(
-            images,
-            replace(wanted, crop_share=None),
-            torch.tensor(rows),
-            None,
-            {"classes": torch.stack(list(drawn.values()))},
-            class_names=class_names,
-            title=f"Classes of {source}",
-            path=sheet,
-        )
-    return WrittenMaps(images=len(names), unreadable=tuple(unreadable))
+                drawn[number] = resized_map(found.numpy(), preprocessing_of(segmenter.config).img_size)
+        if not maps:
+            raise MAEError(f"no image can be read: {next(iter(unreadable.values()), 'there is none')}")
+        write_whole(folder / CLASSES, "".join(f"{visible(name)}\n" for name in _class_names(segmenter)))
+        write_names(folder / TABLE, _as_csv(maps, unreadable))
+        if sheet is not None:
+            is_inside = sheet.resolve().is_relative_to(out.resolve())
+            place = folder / sheet.resolve().relative_to(out.resolve()) if is_inside else sheet
+            _draw(images, drawn, segmenter, title=f"Classes of {source}", path=place)
+    return WrittenMaps(images=len(maps), unreadable=unreadable)
 
 
-def _numbered(stem: str, number: int) -> Iterator[str]:
-    """A name and what may stand for it where it is taken."""
-    yield stem
-    yield from (f"{stem}-{each}" for each in count(number))
+def _map_of(images: ImageSet, number: int, segmenter: Segmenter) -> UInt8[Tensor, "h w"]:
+    """The class of each pixel of an image; raises `UnreadableImage`, of another shape than can be told too."""
+    image, device = images.get(number), next(segmenter.parameters()).device
+    try:
+        with undisturbed(segmenter):
+            return map_of_classes(image, preprocessing_of(segmenter.config), segmenter, device=device)
+    except MAEError as error:
+        raise UnreadableImage(f"{images.item_name(number)} is {error}") from error
+
+
+def _paths(name: str, number: int) -> Iterator[str]:
+    """Where the map of an image lies, and where else if another map does."""
+    *folders, stem = (short_name(part) for part in PurePosixPath(name).with_suffix("").parts if part not in ("/", ".."))
+    yield "/".join([*folders, f"{stem}.png"])
+    yield from ("/".join([*folders, f"{stem}-{each}.png"]) for each in count(number))
+
+
+def _class_names(segmenter: Segmenter) -> tuple[str, ...]:
+    return segmenter.class_names or tuple(f"class {number}" for number in range(segmenter.num_classes))
+
+
+def _as_csv(maps: Mapping[str, str], unreadable: Mapping[str, str]) -> str:
+    """A row an image; images without a map at the end."""
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    rows.writerow(["map", "image", "problem"])
+    rows.writerows([path, name, ""] for path, name in maps.items())
+    rows.writerows(["", name, problem] for name, problem in unreadable.items())
+    return lines.getvalue()
+
+
+def _draw(images: ImageSet, drawn: Mapping[int, Tensor], segmenter: Segmenter, *, title: str, path: Path) -> None:
+    """Some images and their maps, by the images' numbers."""
+    rows = [int((images.readable == number).nonzero()[0, 0]) for number in drawn]
+    draw_segmentation(
+        images,
+        replace(preprocessing_of(segmenter.config), crop_share=None),
+        torch.tensor(rows),
+        None,
+        {"classes": torch.stack(list(drawn.values()))},
+        class_names=_class_names(segmenter),
+        title=title,
+        path=path,
+    )

@@ -1,26 +1,26 @@
 """The objects that a trained detector finds in images: a picture of each, and COCO's json."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from mae.credentials import concealed
 from mae.data.decode.limits import UnreadableImage
 from mae.errors import MAEError, UsageError
-from mae.evaluation.common.average_precision import FoundObjects, coco_results, runs_of
+from mae.evaluation.common.average_precision import FoundObjects, Size, coco_results, mask_area, runs_of
 from mae.evaluation.common.finetuning import DETECTOR_FILE
 from mae.evaluation.pictures.detection import THRESHOLD, colours_of, with_found
-from mae.evaluation.pictures.predict import images_for, only_file
+from mae.evaluation.pictures.predict import images_for, name_within, only_file
 from mae.models.detector import Detections, Detector
 from mae.models.file import is_detector, load_with_report
 from mae.models.given_images import scaled
 from mae.models.preprocess import preprocessing_of
-from mae.records import check_new, safe_name, write_whole
-from mae.report.figures.picture_file import write_picture
+from mae.records import check_new, short_name, whole_folder, write_whole
 from mae.training.device import choose_device
 
 FILE = "detections.json"
@@ -59,34 +59,35 @@ def find_objects(
 
     Raises:
         UsageError: no detector or images, or a folder that is there already.
-        MAEError: no image can be read, or a damaged file.
+        MAEError: no image can be read, a damaged file, or no place to write; nothing is left then.
     """
-    folder = Path(out)
-    check_new(folder)
+    check_new(Path(out))
     detector = deepcopy(model) if isinstance(model, Detector) else _loaded(Path(model))
     where = choose_device(device)
     detector = detector.to(where).eval()
     images = images_for(concealed(str(source)), Path(data_root), preprocessing_of(detector.config))
-    folder.mkdir(parents=True)
     found: dict[str, FoundObjects] = {}
-    sizes = []
-    for number in range(len(images)):
-        try:
-            image = scaled(images.get(number))
-        except UnreadableImage as error:
-            if unreadable is not None:
-                unreadable(str(error))
-            continue
-        objects = of_detections(detector.detect([image.to(where)], threshold=threshold)[0])
-        name = images.item_name(number)
-        found[name] = objects
-        sizes.append((image.shape[1], image.shape[2]))
-        picture = with_found(colours_of(images, number), objects, detector.class_names)
-        file = folder / f"{number:05d}-{safe_name(Path(name).stem)}.png"
-        write_picture(picture.permute(2, 0, 1), file, dtype=np.dtype(np.uint8))
-    if not found:
-        raise MAEError(f"no image of {source} can be read")
-    write_whole(folder / FILE, json.dumps(_as_coco(found, sizes, detector, within=Path(source))) + "\n")
+    sizes: dict[str, Size] = {}  # by name, too: a list may name a file twice
+    with whole_folder(Path(out)) as folder:
+        for number in range(len(images)):
+            try:
+                image = scaled(images.get(number))
+            except UnreadableImage as error:
+                if unreadable is not None:
+                    unreadable(str(error))
+                continue
+            objects = of_detections(detector.detect([image.to(where)], threshold=threshold)[0])
+            name = images.item_name(number)
+            found[name] = objects
+            sizes[name] = (image.shape[1], image.shape[2])
+            picture = with_found(colours_of(images, number), objects, detector.class_names)
+            pixels = np.rint(picture.clamp(0, 1).numpy() * 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number:05d}-{short_name(Path(name).stem)}.png")
+        if not found:
+            raise MAEError(f"no image of {source} can be read")
+        names = [name_within(name, str(source)) for name in found]
+        told = _as_coco(names, list(found.values()), list(sizes.values()), detector)
+        write_whole(folder / FILE, json.dumps(told) + "\n")
     return found
 
 
@@ -114,24 +115,20 @@ def _loaded(path: Path) -> Detector:
 
 
 def _as_coco(
-    found: Mapping[str, FoundObjects], sizes: list[tuple[int, int]], detector: Detector, *, within: Path
+    names: Sequence[str], found: Sequence[FoundObjects], sizes: Sequence[Size], detector: Detector
 ) -> dict[str, Any]:
-    """Annotations as in COCO's files of labels, so that they can be read as such; images by their paths in a folder."""
-    paths = [
-        Path(name).relative_to(within) if Path(name).is_relative_to(within) else Path(Path(name).name) for name in found
-    ]
+    """Annotations as in COCO's files of labels, so that they can be read as such; the area is that of the mask."""
     annotations = []
-    results = coco_results(list(found.values()), sizes, masks=detector.described.masks)
-    boxes = [box for of in found.values() for box in of.boxes.tolist()]
+    results = coco_results(found, sizes, masks=detector.described.masks)
+    boxes = [box for of in found for box in of.boxes.tolist()]
     for number, (entry, (left, top, right, bottom)) in enumerate(zip(results, boxes, strict=True), start=1):
         width, height = right - left, bottom - top
-        annotations.append(
-            {"id": number, "bbox": [left, top, width, height], "area": width * height, "iscrowd": 0, **entry}
-        )
+        area = mask_area(entry["segmentation"]) if "segmentation" in entry else width * height
+        annotations.append({"id": number, "bbox": [left, top, width, height], "area": area, "iscrowd": 0, **entry})
     return {
         "images": [
-            {"id": number, "file_name": path.as_posix(), "height": height, "width": width}
-            for number, (path, (height, width)) in enumerate(zip(paths, sizes, strict=True), start=1)
+            {"id": number, "file_name": name, "height": height, "width": width}
+            for number, (name, (height, width)) in enumerate(zip(names, sizes, strict=True), start=1)
         ],
         "categories": [{"id": number, "name": name} for number, name in enumerate(detector.class_names, start=1)],
         "annotations": annotations,
