@@ -69,6 +69,7 @@ class EvaluationProtocol(ABC):
             `UnlabelledTask`).
         cheap: whether `mae evaluate all` runs it: minutes on a CPU once features are stored.
         own_page: whether it is shown on a page of its own, `evaluation/<name>.html`.
+        measure: the share that stands for a model: its key in the `numbers` of a result, at any depth, and its name.
     """
 
     name: ClassVar[str]
@@ -77,6 +78,7 @@ class EvaluationProtocol(ABC):
     labels: ClassVar[Literal["classes", "masks", "boxes", "none"]] = "classes"
     cheap: ClassVar[bool] = False
     own_page: ClassVar[bool] = False
+    measure: ClassVar[tuple[str, str]] = ("top1", "top-1")
 
     def why_not(self, extractor: Any) -> str | None:
         """One line that says why the protocol does not apply to the model of an `Extractor`; None if it does."""
@@ -101,6 +103,7 @@ class SegmentationProtocol(EvaluationProtocol):
     """
 
     labels = "masks"
+    measure = ("mean_iou", "mean IoU")
 
     ignore: tuple[int, ...] = ()
     """Numbers in masks that do not count, beside 255 and classes called unlabelled or void."""
@@ -115,6 +118,7 @@ class DetectionProtocol(EvaluationProtocol):
     """A protocol on images with boxes around objects, perhaps with their outlines."""
 
     labels = "boxes"
+    measure = ("ap", "AP")
 
 
 def headline(by_name: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_masks import drawn_masks
+from drawn_objects import drawn_objects
 from light import few_looks, without_pictures
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -39,6 +41,9 @@ from mae.models.pretrained import PretrainedEncoder
 
 STATISTICS: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
 SQUARE: dict[str, Any] = {"img_size": 16, **STATISTICS}
+SHORT: dict[str, Any] = {
+    "iterations": 1, "batch_size": 2, "channels": 8, "beside": (), "pictures": 0, "device": "cpu", "quiet": True
+}  # fmt: skip
 READ = ("timm", "hf-vit", "hf-vitmae", "official", "safetensors")
 """Forms that some package reads as a model; the graphs are in test_graphs.py."""
 
@@ -317,13 +322,44 @@ def test_card_holds_what_the_run_recorded_and_no_more(tmp_path: Path, monkeypatc
     record = json.loads((tmp_path / "run" / "evaluation" / "knn.json").read_text())
     after = model_card(model, report, **{**told, "whole": True, "licence": "CC-BY-4.0"})
     top1 = record["result"]["this model"]["mean"]["20"]["top1"]
-    assert f"| knn, builtin:digits, mean 20 | {top1:.1%} |" in after and "| decoder | 128 wide" in after
+    assert f"| knn, builtin:digits, mean 20 | top-1 {top1:.1%} |" in after and "| decoder | 128 wide" in after
     assert "license: cc-by-4.0\nlibrary_name: timm" in after
     other = create_model("mae_vit_lesson_patch4", **STATISTICS)
     assert "None are recorded" in model_card(other, report, **told)  # those of other weights are not its own
     hostile = model_card(model, report, **{**told, "licence": "MIT\nlibrary_name: evil | <b>"})
     assert "Licence of the weights: MIT library_name: evil \\| &lt;b>." in hostile
     assert "license: other\n" in hostile and "library_name: evil" not in hostile.split("# ")[0]
+
+
+def results_told(path: Path) -> list[str]:
+    """The rows of the results in the card of a model's file."""
+    model, report = open_model(path)
+    card = model_card(model, report, path=path, licence=None, library=None, usage="read(it)", whole=False)
+    return [
+        line for line in card.partition("## Results")[2].partition("##")[0].splitlines() if line.startswith("| fine")
+    ]
+
+
+def test_the_card_of_a_segmenter_tells_its_mean_iou(tmp_path: Path) -> None:
+    data, start = drawn_masks(tmp_path / "masks", train=4, test=2), tmp_path / "start.safetensors"
+    mae.save(tiny_model(img_size=16, in_chans=1, mean=(0.5,), std=(0.25,)), start)
+    record = mae.evaluate("finetune_segmentation", start, data=data, out=tmp_path / "run", **SHORT)
+    share = record.result["this model"]["mean_iou"]
+    told = results_told(Path(record.result["training"]["folder"]) / "segmenter.safetensors")
+    assert told == [f"| finetune_segmentation, masks, whole model | mean IoU {share:.1%} |"]
+
+
+def test_the_card_of_a_detector_tells_its_precision_of_boxes_and_of_masks(tmp_path: Path) -> None:
+    data, start = drawn_objects(tmp_path / "objects", train=2, test=2), tmp_path / "start.safetensors"
+    for path in data.rglob("*.json"):
+        path.write_text(path.read_text().replace('"disc"', '"ap"'))  # no class is taken for the number of that name
+    mae.save(tiny_model(img_size=16, **STATISTICS), start)
+    record = mae.evaluate("finetune_instances", start, data=data, out=tmp_path / "run", size=32, **SHORT)
+    boxes, masks = (record.result["this model"][area]["ap"] for area in ("boxes", "masks"))
+    assert results_told(Path(record.result["training"]["folder"]) / "detector.safetensors") == [
+        f"| finetune_instances, objects, boxes | AP {boxes:.1%} |",
+        f"| finetune_instances, objects, masks | AP {masks:.1%} |",
+    ]
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.evaluation.common.finetuning import CLASSIFIER_FILE, DETECTOR_FILE, SEGMENTER_FILE
 from mae.evaluation.extractors.extractor import model_extractor
+from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol
+from mae.evaluation.protocols import PROTOCOLS
 from mae.evaluation.run import digest_of
 from mae.interop.imports.catalogue import public_weights
 from mae.models.file import LoadReport, classes_of, objects_found_by
@@ -195,11 +197,12 @@ def _training(report: LoadReport, path: Path) -> Rows:
 
 
 def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
-    """Accuracies recorded beside the run for exactly these weights."""
+    """What stands for exactly these weights in the records beside the run."""
     try:
         weights = digest_of(model_extractor(model, name="model").identity)
     except UsageError:  # without statistics it was never evaluated
         return
+    protocols = {protocol.name: protocol for protocol in PROTOCOLS}
     for file in sorted((_run_of(path) / "evaluation").glob("*.json")):
         record = read_json(file)
         result = record.get("result")
@@ -210,8 +213,9 @@ def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
         if record.get("weights") != weights and not is_trained_there:
             continue
         source = Path(str(record["data"].get("source"))).name
-        for features, value in _accuracies(result.get("this model", result)):
-            yield f"{record['protocol']}, {source}, {features}", f"{value:.1%}"
+        key, measure = protocols.get(record["protocol"], EvaluationProtocol).measure
+        for features, value in _measured(result.get(THIS_MODEL, result), key):
+            yield f"{record['protocol']}, {source}, {features}", f"{measure} {value:.1%}"
 
 
 def _run_of(path: Path) -> Path:
@@ -223,13 +227,15 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _accuracies(result: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every `top1` in a record, with the keys above it."""
-    for key, value in result.items() if isinstance(result, Mapping) else ():
-        if key == "top1" and isinstance(value, int | float):
-            yield name or "whole model", float(value)
-        else:
-            yield from _accuracies(value, f"{name} {key}".strip())
+def _measured(numbers: Mapping[str, Any], key: str, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of that key, with the keys above it; nothing below it, as where a class is called so."""
+    if key in numbers:
+        if numbers[key] is not None:  # nothing was there to be measured
+            yield name or "whole model", float(numbers[key])
+        return
+    for above, inner in numbers.items():
+        if isinstance(inner, Mapping):
+            yield from _measured(inner, key, f"{name} {above}".strip())
 
 
 def _limits(config: MethodConfig, kind: str, *, is_mae: bool) -> list[str]:
