@@ -145,6 +145,10 @@ def annotation(**changes: object) -> dict:
         ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]}, "two categories have one name"),
         ({"images": [{"id": 100, "file_name": f"{n}.jpg"} for n in range(2)]}, "several of its images have the id 100"),
         (
+            {"images": [{"id": n, "file_name": name} for n, name in ((100, "1.jpg"), (101, "./1.jpg"))]},
+            r"labels\.json: the images of the ids 100 and 101 are both '1.jpg'; expected it once: give its annotations",
+        ),
+        (
             {"annotations": [{"image_id": 100, "category_id": 7, "bbox": [1, 2, 3, float("nan")]}]},
             "annotations.0.bbox.3 input should be a finite number",
         ),

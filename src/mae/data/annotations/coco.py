@@ -74,7 +74,7 @@ def read(root: Path, *, name: str) -> Written | None:
 
     Raises:
         UsageError: several files of unknown parts, or images that are not there.
-        MAEError: a file that is no such JSON.
+        MAEError: a file that is no such JSON, or lists an image twice.
     """
     paths = _files(root, name)
     if not paths:
@@ -87,6 +87,7 @@ def read(root: Path, *, name: str) -> Written | None:
         source, rows = open_files(_folder(root, paths[part], names), names)
         missing += len(names) - len(rows)
         objects = _objects(file, list(categories), path=paths[part])
+        _check_listed_once(file, names, path=paths[part])
         parts[part] = WrittenPart(
             source=check_any(source, part=part, name=name),
             objects=[objects[row] for row in rows],
@@ -179,6 +180,17 @@ def _objects(file: _File, ids: list[int], *, path: Path) -> list[Objects]:
             )
         of[annotation.image_id].append(annotation)
     return [_objects_of(of[image.id], numbers, path) for image in file.images]
+
+
+def _check_listed_once(file: _File, names: Sequence[str], *, path: Path) -> None:
+    """Refuse an image of two ids: it would become two images, each with a part of its objects."""
+    ids: dict[str, int | str] = {}
+    for image, name in zip(file.images, names, strict=True):
+        if (first := ids.setdefault(name, image.id)) != image.id:
+            raise MAEError(
+                f"{path}: the images of the ids {first!r} and {image.id!r} are both {name!r}; expected it once: "
+                "give its annotations one of the ids, and remove the other image"
+            )
 
 
 def _objects_of(found: Sequence[_Annotation], numbers: dict[int, int], path: Path) -> Objects:
