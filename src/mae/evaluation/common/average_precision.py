@@ -130,7 +130,7 @@ def ground_truth(objects: Sequence[Objects], sizes: Sequence[Size], class_names:
     for image, (of, size) in enumerate(zip(objects, sizes, strict=True), start=1):
         runs = None if of.outlines is None else runs_of(of.masks(*size))
         for number, (box, label, crowd) in enumerate(zip(of.boxes, of.classes, of.crowd, strict=True)):
-            entry = {
+            entry: dict[str, Any] = {
                 "id": len(annotations) + 1,
                 "image_id": image,
                 "category_id": int(label) + 1,
