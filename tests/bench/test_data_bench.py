@@ -1,6 +1,8 @@
 """The loading benchmark: the same crops by every way, and consistent figures."""
 
 import io
+import time
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from mae.bench import data
+from mae.bench import data, end_to_end
 from mae.bench.data import DataBench, run_data_bench
-from mae.bench.end_to_end import EndToEnd, _by_turns
+from mae.bench.end_to_end import EndToEnd, _by_turns, run_end_to_end_bench
 from mae.cli import main
+from mae.config import RunConfig
 from mae.data.dataset.images import load_images
 from mae.data.loading.worker import CropDataset
 from mae.data.packs.writer import pack
@@ -103,6 +106,38 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "end-to-end"]) == 2 and "no images are named" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--seconds is 0"):
         EndToEnd(seconds=0.0)
+
+
+def test_full_queues_are_not_counted(monkeypatch: pytest.MonkeyPatch):
+    """A loader that is slow once its queues are empty is as slow as that, though each turn begins with full ones."""
+    make = end_to_end.make_trainer
+
+    def slow(*args: Any) -> Any:
+        trainer = make(*args)
+        real = trainer.batches
+
+        def batches(step: int) -> Generator[Mapping[str, Any], None, None]:
+            for number, batch in enumerate(real(step)):
+                if number % 8 >= 4:  # turns of the least length: twice 4 steps
+                    time.sleep(0.1)
+                yield batch
+
+        trainer.batches = batches
+        return trainer
+
+    monkeypatch.setattr(end_to_end, "make_trainer", slow)
+    config = RunConfig.of(
+        source="builtin:digits", model="mae_vit_lesson_patch4", img_size=8, patch_size=2, mlp_ratio=0.5, batch_size=8,
+        device="cpu", workers=0, warmup_epochs=0.0,
+    )  # fmt: skip
+    found = run_end_to_end_bench(EndToEnd(seconds=1e-3), config, Console(quiet=True))
+    assert found["images_per_second"]["real"]["upper"] <= 8 / 0.1 < found["images_per_second"]["synthetic"]["median"]
+
+
+def test_rates_of_second_halves_are_counted():
+    """Whatever other steps are logged, such as the first of a run and those that are saved."""
+    rates = {step: float(step) for step in (1, 4, 8, 12, 13, 16, 20, 24, 28, 32, 36, 40, 41, 44, 48)}
+    assert end_to_end._counted(rates, 8) == ([24.0, 40.0], [32.0, 48.0])
 
 
 def test_turns_alternate():

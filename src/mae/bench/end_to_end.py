@@ -129,8 +129,18 @@ def _rates(prepared: RunContext, half: int) -> tuple[list[float], list[float]]:
     trainer.batches = _by_turns(trainer.batches, long.config.machine.accumulate, 2 * half)
     watched = _Watch()
     trainer.run(observers=[watched])
-    quarters = watched.rates  # of each turn two: real images in the first of every four, one batch in the last two
-    return quarters[5::4], quarters[7::4]
+    return _counted(watched.rates, 2 * half)
+
+
+def _counted(rates: Mapping[int, float], turn: int) -> tuple[list[float], list[float]]:
+    """Rates of the second half of each turn but the first of its kind: on real images, and on one batch.
+
+    Args:
+        rates: by the step they were logged at: every half turn, and at others that are left out, such as the first.
+        turn: steps of a turn; those on real images and on one batch alternate.
+    """
+    ends = [step for step in rates if step > 2 * turn and step % turn == 0]
+    return [rates[step] for step in ends if step // turn % 2], [rates[step] for step in ends if not step // turn % 2]
 
 
 def _by_turns(batches: Batches, accumulate: int, steps: int) -> Batches:
@@ -150,14 +160,14 @@ def _by_turns(batches: Batches, accumulate: int, steps: int) -> Batches:
 
 
 class _Watch:
-    """Keeps the rates that a run logs."""
+    """Keeps the rates that a run logs, by step."""
 
     def __init__(self) -> None:
-        self.rates: list[float] = []
+        self.rates: dict[int, float] = {}
 
     def log(self, row: Mapping[str, Any]) -> None:
         if "images_per_second" in row:
-            self.rates.append(row["images_per_second"])
+            self.rates[row["step"]] = row["images_per_second"]
 
     def close(self) -> None:
         pass
