@@ -104,6 +104,11 @@ def test_equal_differences_give_no_verdict():
     assert same.verdict == "not distinguishable" and same.identical and not found.identical
 
 
+def test_no_verdict_without_a_finite_interval():
+    found = compare({0: 0.0, 1: 0.0, 2: 0.0}, {0: 5e307, 1: 5.5e307, 2: 5e307}, PROBE)
+    assert found.verdict == "no verdict: interval not finite"
+
+
 @pytest.mark.parametrize(("other", "metric", "text"), [
     ({0: 0.46, 1: 0.47, 2: 0.465}, PROBE,
      "linear probe, top-1: improved is better by 1.8 points (95 % interval 1.1 to 2.6, 3 seeds)"),

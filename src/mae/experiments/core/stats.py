@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ Verdict = Literal[
     "no verdict: one seed",
     "no verdict: no seed in common",
     "no verdict: all seeds differ alike",
+    "no verdict: interval not finite",
     "not compared",
 ]
 
@@ -104,6 +106,8 @@ def _verdict(low: float | None, high: float | None, pairs: int, metric: Metric) 
         return "not compared"
     if low is None or high is None:
         return "no verdict: one seed" if pairs else "no verdict: no seed in common"
+    if not (isfinite(low) and isfinite(high)):
+        return "no verdict: interval not finite"  # as of values so large that their squares overflow
     if low <= 0 <= high:
         return "not distinguishable"
     if high - low <= _ROUNDING * max(abs(low), abs(high)):
