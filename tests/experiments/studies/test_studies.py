@@ -5,19 +5,24 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
+import tyro
 from pieces import asked
 
 import mae
+from mae import records
+from mae.cli.evaluate import Request
 from mae.cli.pretrain import parse
 from mae.config import RunConfig
 from mae.errors import UsageError
 from mae.evaluation.common.record import Evaluation
+from mae.evaluation.protocols import find_protocol
 from mae.experiments.core.commands import commands
 from mae.experiments.core.job import EvalSpec, Job
+from mae.experiments.core.metrics import RECONSTRUCTION
 from mae.experiments.core.plan import Study, StudySetup, differing, with_differences
 from mae.experiments.core.readout import preferred_features, read_baselines, read_numbers
 from mae.experiments.run import _held_fixed
@@ -26,6 +31,7 @@ from mae.experiments.studies.ablate import ABLATIONS, Ablate
 from mae.experiments.studies.compare import Compare, parts
 from mae.experiments.studies.decoder import Decoder
 from mae.experiments.studies.decoder_depth import DecoderDepth
+from mae.experiments.studies.features import Features
 from mae.experiments.studies.mask_ratio import MaskRatio
 from mae.experiments.studies.target import Target
 from mae.models.build import build_model
@@ -70,6 +76,25 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and "usage: mae study" in done.stdout
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_evaluation_has_a_number_that_is_shown(name: str):
+    kind = find_study(name)
+    plan = kind().study(setup(batch_size=64)) if kind.trains else kind(models=("runs/a",)).study()
+    numbers = {"reconstruction": {metric.name for metric in RECONSTRUCTION}}
+    shown = {metric.name for metric in plan.metrics}
+    for spec in plan.evaluations:
+        assert shown & {f"{number}{spec.suffix}" for number in numbers.get(spec.protocol, {spec.protocol})}, spec
+
+
+def test_one_model_under_two_names_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for models in (("run", "./run"), ("run", str(tmp_path / "run")), ("timm:a", "timm:a")):
+        with pytest.raises(UsageError, match=f"the models are {models[0]} .*; expected each one once"):
+            Features(models=models)
+    Features(models=("run", "elsewhere/run", "timm:run"))
 
 
 def test_parts_make_up_the_improved_recipe():
@@ -273,6 +298,30 @@ def test_commands_repeat_the_run(options: dict[str, Any], tmp_path: Path):
         "mae", "evaluate", "knn", str(folder), "--data", "cifar10", "--data-root", str(where), "--ks", "20",
         "--no-baselines", "--seed", "2", "--device", "cpu",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", ["error", "drop"])
+@pytest.mark.parametrize("model", [None, "timm:vit"])
+def test_commands_repeat_the_evaluations(overlap: Any, model: str | None, tmp_path: Path):
+    specs = MaskRatio().study(setup()).evaluations
+    job = Job(
+        variant="a", seed=3, folder=tmp_path / "run", data=str(tmp_path), data_root=Path("data"), device="cpu",
+        overlap=overlap, evaluations=specs, model=model,
+    )  # fmt: skip
+    for spec, command in zip(specs, commands(job, None), strict=True):
+        protocol = find_protocol(spec.protocol)
+
+        def evaluate(
+            request: Annotated[Request, tyro.conf.arg(name="")],
+            options: Annotated[protocol, tyro.conf.arg(name="")],  # type: ignore[valid-type]
+        ) -> tuple[Request, Any]:
+            return request, options
+
+        name, *words = shlex.split(command)[2:]
+        request, options = tyro.cli(evaluate, args=words)
+        assert name == spec.protocol and options == records.from_json(protocol, spec.options, what="option")
+        assert (request.data, request.device, request.seed, request.overlap) == (str(tmp_path), "cpu", 3, overlap)
+        assert request.model == (model or str(tmp_path / "run"))
 
 
 def test_evaluations():

@@ -27,9 +27,10 @@ def commands(job: Job, base: RunConfig | None) -> tuple[str, ...]:
         seed_and_folder = ["--seed", str(job.seed), "--out", str(job.folder)]
         typed.append(["mae", "pretrain", config.source, *recipe, *changed, *seed_and_folder])
     data_root = ["--data-root", str(job.data_root)] if job.data in KNOWN else []
+    overlap = [] if job.overlap == "error" else ["--overlap", job.overlap]
     end = ["--seed", str(job.seed), *([] if job.device == "auto" else ["--device", job.device])]
     for spec in job.evaluations:
         flags = [flag for name, value in spec.options.items() for flag in as_flags(name, value)]
         model = [str(job.folder)] if job.model is None else [job.model, "--out", str(job.folder)]
-        typed.append(["mae", "evaluate", spec.protocol, *model, "--data", job.data, *data_root, *flags, *end])
+        typed.append(["mae", "evaluate", spec.protocol, *model, "--data", job.data, *data_root, *overlap, *flags, *end])
     return tuple(map(shlex.join, typed))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated, Any
 
 from mae.config import RunConfig, is_changeable
@@ -14,6 +15,12 @@ from mae.experiments.core.results import Variant
 from mae.options import shown
 
 _FINETUNE_BATCH = 128
+
+FROZEN_FEATURES = (
+    EvalSpec(protocol="knn", options={"ks": [NUM_NEIGHBOURS]}),
+    EvalSpec(protocol="linear_probe", options={}),
+)
+"""The evaluations that train no encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +36,7 @@ class StudyRequest:
     seeds: int = 3
     """Runs of each variant, with consecutive seeds from --seed on."""
     finetune_epochs: float = 5.0
-    """Epochs of fine-tuning for each run; 0: no fine-tuning."""
+    """Epochs of fine-tuning for each run; 0: no fine-tuning, as always in 'quality'."""
     overlap: Overlap = "error"
     """What to do with test images that are among the training images: error, or drop them from the test."""
 
@@ -105,8 +112,7 @@ class StudySetup:
     def evaluations(self, *more: EvalSpec) -> tuple[EvalSpec, ...]:
         """k-NN, linear probe, reconstruction, `more`, and fine-tuning where it was asked for."""
         cheap = (
-            EvalSpec(protocol="knn", options={"ks": [NUM_NEIGHBOURS]}),
-            EvalSpec(protocol="linear_probe", options={}),
+            *FROZEN_FEATURES,
             EvalSpec(protocol="reconstruction", options={"mask_ratio": COMMON_MASK_RATIO}),
             *more,
         )
@@ -127,6 +133,11 @@ class StudySetup:
         absent = set() if self.finetune_epochs else {"finetune"}
         absent |= set() if self.base.flat().get("norm_pix_loss", False) else {PSNR_TRUE_STATISTICS.name}
         return tuple(metric for metric in metrics if metric.name not in absent)
+
+
+def absolute_model(name: str) -> str:
+    """The path or name of a model, so that one path written in two ways is the same."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def differing(configs: Mapping[str, RunConfig]) -> dict[str, dict[str, Any]]:

@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar
 import tyro
 
 from mae.errors import UsageError
-from mae.experiments.core.job import EvalSpec
-from mae.experiments.core.metrics import KNN, LINEAR_PROBE, NUM_NEIGHBOURS
-from mae.experiments.core.plan import Study
+from mae.experiments.core.metrics import KNN, LINEAR_PROBE
+from mae.experiments.core.plan import FROZEN_FEATURES, Study, absolute_model
 from mae.experiments.core.results import Variant
 
 
@@ -28,7 +27,7 @@ class Features:
     def __post_init__(self) -> None:
         if not self.models:
             raise UsageError("no models are named; give run folders, .safetensors files, timm:NAME or hf:NAME_OR_PATH")
-        if len(set(self.models)) < len(self.models):
+        if len(set(map(absolute_model, self.models))) < len(self.models):
             raise UsageError(f"the models are {' '.join(self.models)}; expected each one once")
 
     def study(self) -> Study:
@@ -38,10 +37,7 @@ class Features:
             question="Whose features tell these classes apart?",
             variants=tuple(Variant(name=model, what="frozen features", options={}) for model in self.models),
             configs=(),
-            evaluations=(
-                EvalSpec(protocol="knn", options={"ks": [NUM_NEIGHBOURS]}),
-                EvalSpec(protocol="linear_probe", options={}),
-            ),
+            evaluations=FROZEN_FEATURES,
             metrics=(KNN, LINEAR_PROBE),
             notes=(
                 "Each model gets the images in the size and with the statistics it was trained with. Models trained "

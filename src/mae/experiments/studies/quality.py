@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mae.errors import UsageError
 from mae.experiments.core.metrics import KNN, LINEAR_PROBE, TRAINING
-from mae.experiments.core.plan import Study, StudySetup
+from mae.experiments.core.plan import FROZEN_FEATURES, Study, StudySetup
 from mae.experiments.core.results import Variant
 
 
@@ -45,8 +45,8 @@ class Quality:
                 for name, recipe in zip(_names(self.recipes), self.recipes, strict=True)
             ),
             configs=tuple(map(setup.find, self.recipes)),
-            evaluations=setup.evaluations(),
-            metrics=setup.metrics(LINEAR_PROBE, KNN, *TRAINING),
+            evaluations=FROZEN_FEATURES,  # as of the checkpoints on the way
+            metrics=(LINEAR_PROBE, KNN, *TRAINING),
             notes=(
                 "Recipes differ in length, batch size and learning rate. Each run's rate falls to 0 at its own end, so "
                 "that a checkpoint before the end shows less than a run of that length would reach.",
