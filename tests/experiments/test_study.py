@@ -105,6 +105,42 @@ def test_finished_runs_are_not_repeated(compared: StudyOutcome, labelled: Path):
     assert written() == before and again.finished and again.result.runs == compared.result.runs
 
 
+def test_a_finished_run_that_is_gone_is_told_before_others_are_trained(
+    compared: StudyOutcome, labelled: Path, tmp_path: Path
+):
+    out = tmp_path / "study"
+    (out / "jobs").mkdir(parents=True)
+    for kept in ("study.json", "jobs/improved-seed0.json", "jobs/improved-seed0.result.json"):
+        text = (compared.folder / kept).read_text()
+        (out / kept).write_text(text.replace(str(compared.folder), str(out)))
+    with pytest.raises(UsageError) as told:
+        study("compare", labelled, out=out, seeds=2, **TINY)
+    gone, result = out / "runs" / "improved-seed0", out / "jobs" / "improved-seed0.result.json"
+    assert str(told.value) == (
+        f"{gone / 'summary.json'} is not there, though the run finished; put {gone} back, or delete {result} to "
+        "repeat the run"
+    )
+    assert not (out / "runs").exists()
+
+
+def test_report_of_runs_whose_checkpoints_are_gone(compared: StudyOutcome, labelled: Path, tmp_path: Path):
+    """People remove checkpoints for room; what was measured is kept."""
+    out = tmp_path / "study"
+    shutil.copytree(compared.folder, out)
+    for spec in (out / "jobs").glob("*.json"):
+        spec.write_text(spec.read_text().replace(str(compared.folder), str(out)))
+    for name, gone in (("improved", "improved"), ("original", "original, improved")):
+        shutil.rmtree(out / "runs" / f"{name}-seed0" / "checkpoints")
+        (out / "report.html").unlink()
+        (out / "pictures.png").unlink()
+        again = study("compare", labelled, out=out, seeds=2, **TINY)
+        assert [run.numbers for run in again.result.runs] == [run.numbers for run in compared.result.runs]
+        page = (out / "report.html").read_text()
+        assert f"Not drawn, since no intact checkpoint of seed 0 is left: {gone}." in page
+        assert (out / "pictures.png").exists() == (gone == "improved")
+        (out / "pictures.png").touch()
+
+
 def test_other_options_in_the_folder_are_refused(compared: StudyOutcome, labelled: Path):
     with pytest.raises(UsageError, match=r"run original-seed0 differs: batch_size was 15, is now 20\."):
         study("compare", labelled, out=compared.folder, seeds=2, **{**TINY, "batch_size": 20})

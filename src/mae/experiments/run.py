@@ -21,10 +21,10 @@ from mae.evaluation.extractors.open import open_extractor
 from mae.experiments.core.collect import collect, draw_pictures
 from mae.experiments.core.job import EvalSpec, Job, JobFiles, job_name
 from mae.experiments.core.page import answer, comparison, write_report
-from mae.experiments.core.plan import Study, StudyRequest, StudySetup, differing, with_differences
+from mae.experiments.core.plan import Study, StudyRequest, StudySetup, absolute_model, differing, with_differences
 from mae.experiments.core.readout import preferred_features
 from mae.experiments.core.results import StudyResult
-from mae.experiments.core.runner import run_jobs, study_folder, write_specs
+from mae.experiments.core.runner import check_finished, run_jobs, study_folder, write_specs
 from mae.experiments.core.stats import differences
 from mae.experiments.studies import STUDIED, find_study
 from mae.pretraining.resolve import absolute_source, resolve_config, said, source_stem, total_steps
@@ -189,7 +189,7 @@ def compare_models(
     data = concealed(data)
     labelled = open_labelled(data, data_root=data_root)
     plan = options.study()
-    models = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]
+    models = list(map(absolute_model, options.models))
     opened = [open_extractor(model, device=choose_device(device)) for model in models]
     ours = [extractor.model is not None for extractor in opened]
     weights = [digest_of(extractor.identity) or "" for extractor in opened]
@@ -298,12 +298,13 @@ def _resolve(variant: str, config: RunConfig, images: ImageSet) -> RunConfig:
 def _run(plan: Study, jobs: list[Job], out: Path, facts: tuple[tuple[str, str], ...], console: Console) -> StudyOutcome:
     with study_folder(out, plan.name):
         write_specs(out, jobs)
+        check_finished(out, jobs)
         console.print(f"Study {plan.name} in {out}: {plan.question}", highlight=False, soft_wrap=True, markup=False)
         finished, failed = run_jobs(out, jobs, console=console)
         result = collect(plan, jobs, out, facts)
         report = None
         if result.runs:
-            pictures = {} if jobs[0].config is None else draw_pictures(result, jobs, out)
+            pictures = () if jobs[0].config is None else draw_pictures(result, jobs, out)
             report = write_report(result, folder=out, pictures=pictures)
             _show(result, console)
     if failed:

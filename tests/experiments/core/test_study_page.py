@@ -46,7 +46,9 @@ def cells(section: Section) -> list[tuple[str, ...]]:
 def test_order_of_sections(tmp_path, sections):
     Image.new("RGB", (8, 8)).save(tmp_path / "same.png")
     study = fake_study(tmp_path, effects={"original": 0.0, "improved": 0.02})
-    written = write_report(study, folder=tmp_path / "new", pictures={"The same images": [tmp_path / "same.png"]})
+    written = write_report(
+        study, folder=tmp_path / "new", pictures=[Section(title="The same images", pictures=[tmp_path / "same.png"])]
+    )
     assert written == tmp_path / "new" / "report.html" and "data:image/png" in written.read_text()
     assert [title for title in sections if title != "facts"] == [
         "Answer", "All metrics", "How to read this", "The same images", "Loss in training", "Time",
@@ -212,7 +214,7 @@ def test_no_tradeoff_plot_without_x(tmp_path, sections):
 def test_missing_picture_is_named(tmp_path):
     study = fake_study(tmp_path, effects={"a": 0.0, "b": 0.1})
     with pytest.raises(MAEError, match="gone.png"):
-        write_report(study, folder=tmp_path / "out", pictures={"s": [tmp_path / "gone.png"]})
+        write_report(study, folder=tmp_path / "out", pictures=[Section(title="s", pictures=[tmp_path / "gone.png"])])
     assert not (tmp_path / "out" / "report.html").exists()
 
 

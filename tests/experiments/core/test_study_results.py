@@ -1,5 +1,6 @@
 """The records of a study: how numbers are printed, which of them are there."""
 
+import json
 from math import inf, nan
 from pathlib import Path
 
@@ -50,13 +51,22 @@ def test_values_leave_out_missing_and_nonfinite_numbers(tmp_path):
     assert [run.seed for run in study.runs_of("b")] == [1, 2]
 
 
-@pytest.mark.parametrize(("views", "seconds"), [(1, 4.0), (2, 8.0)])
-def test_an_epoch_of_several_views_takes_as_many_times_as_long(views: int, seconds: float, tmp_path: Path):
-    """A run counts each crop of an image as an image a second."""
+@pytest.mark.parametrize(("held_out", "views", "seconds"), [(0.0, 1, 4.0), (0.0, 2, 8.0), (0.2, 1, 3.2), (0.2, 2, 6.4)])
+def test_an_epoch_is_that_of_training(held_out: float, views: int, seconds: float, tmp_path: Path):
+    """A run counts each crop of an image as an image a second, and trains on no image that it holds out."""
     (tmp_path / "summary.json").write_text('{"terms": {"reconstruction": 0.5}, "seconds": 9, "images_per_second": 25}')
     (tmp_path / "data.json").write_text('{"images": 100}')
-    config = RunConfig.of(source="builtin:digits", repeated_aug=views).to_json()
+    config = RunConfig.of(source="builtin:digits", repeated_aug=views)
+    resolved = config.override({"batch_size": 10, "held_out": held_out})  # of whose defaults a job's has none
+    (tmp_path / "config.json").write_text(json.dumps(resolved.to_json()))
     job = Job(
-        variant="one", seed=0, folder=tmp_path, data="", data_root=tmp_path, device="cpu", evaluations=(), config=config
+        variant="one",
+        seed=0,
+        folder=tmp_path,
+        data="",
+        data_root=tmp_path,
+        device="cpu",
+        evaluations=(),
+        config=config.to_json(),
     )
     assert collect._of_training(job) == {"loss": 0.5, "seconds": 9.0, "epoch_seconds": seconds}

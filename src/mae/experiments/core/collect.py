@@ -13,6 +13,7 @@ from mae.core.types import MaskRequest
 from mae.data.dataset.images import load_images
 from mae.data.loading.loader import normalise
 from mae.data.sources.open import open_held_out
+from mae.errors import MAEError
 from mae.evaluation.common.capabilities import predicts_pixels
 from mae.evaluation.common.near_duplicates import warning
 from mae.experiments.core.commands import commands
@@ -22,11 +23,14 @@ from mae.experiments.core.plan import Study
 from mae.experiments.core.results import CheckpointMetrics, RunResult, StudyResult, Variant
 from mae.masks.random import RandomMasking
 from mae.models.file import load_model
+from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.build import pictured
+from mae.pretraining.resolve import steps_per_epoch
 from mae.recipes import recipe_config
 from mae.records import read_json
 from mae.report.figures.comparison import draw_comparison
+from mae.report.html.page import Section
 from mae.training.run_folder import RunFolder, find_weights
 from mae.training.run_records import read_image_facts, read_summary
 
@@ -97,12 +101,15 @@ def _of_training(job: Job) -> dict[str, float]:
         return {}
     folder = RunFolder(job.folder)
     summary = read_summary(folder.summary, needed=("terms", "seconds", "images_per_second"))
-    views = RunConfig.from_json(job.config).data.repeated_aug  # counted one by one
-    facts = read_image_facts(folder.data, needed=("images",))
+    config = RunConfig.read(folder.config)
+    assert config.optim.batch_size is not None
+    # Batches and rates count each view of an image; held-out images are in no batch.
+    images = read_image_facts(folder.data, needed=("images",))["images"]
+    an_epoch = steps_per_epoch(config, images) * config.optim.batch_size
     return {
         "loss": summary["terms"]["reconstruction"],
         "seconds": summary["seconds"],
-        "epoch_seconds": facts["images"] * views / summary["images_per_second"],
+        "epoch_seconds": an_epoch / summary["images_per_second"],
     }
 
 
@@ -123,16 +130,36 @@ def _with_baselines(
     return tuple(variants), with_baselines
 
 
-def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[str, list[Path]]:
-    """Reconstructions of the same images under the same masks by each variant that predicts pixels, all of one seed."""
+def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> list[Section]:
+    """Reconstructions of the same images under the same masks by each variant that predicts pixels, all of one seed.
+
+    The section names the variants whose weights are gone; there is none where no variant predicts pixels.
+    """
     first = result.runs[0].seed
-    loaded = {run.variant: load_model(find_weights(run.folder)) for run in result.runs if run.seed == first}
+    runs = [run for run in result.runs if run.seed == first]
+    loaded = {run.variant: load_model(path) for run in runs if (path := _weights(run)) is not None}
+    gone = [run.variant for run in runs if run.variant not in loaded]
     models = {variant: model for variant, model in loaded.items() if predicts_pixels(model)}
-    if not models:
-        return {}
+    if not models and not gone:
+        return []
+    text = f"Not drawn, since no intact checkpoint of seed {first} is left: {', '.join(gone)}." if gone else ""
+    pictures = _reconstructions(models, jobs[0], seed=first, path=out / "pictures.png") if models else []
+    return [Section(title="The same images by a model of each variant", text=text, pictures=pictures)]
+
+
+def _weights(run: RunResult) -> Path | None:
+    """Of the finished run; None where its checkpoints were removed or are damaged."""
+    try:
+        return find_weights(run.folder)
+    except MAEError:
+        return None
+
+
+def _reconstructions(models: Mapping[str, MaskedAutoencoder], job: Job, *, seed: int, path: Path) -> list[Path]:
+    """Held-out images of a job, drawn by each model, which all predict pixels."""
     config = next(iter(models.values())).config
     assert config is not None and config.tokenizer.mean is not None and config.tokenizer.std is not None
-    source = open_held_out(jobs[0].data, data_root=jobs[0].data_root)
+    source = open_held_out(job.data, data_root=job.data_root)
     images = load_images(
         source,
         in_chans=config.layout.channels,
@@ -142,15 +169,14 @@ def draw_pictures(result: StudyResult, jobs: Sequence[Job], out: Path) -> dict[s
         max_unreadable=0.5,
         memory_limit=0,
     )
-    crops, keys = pictured(images, config.tokenizer.img_size, seed=first)
+    crops, keys = pictured(images, config.tokenizer.img_size, seed=seed)
     inputs = normalise(crops, torch.tensor(config.tokenizer.mean), torch.tensor(config.tokenizer.std))
     plan = RandomMasking(ratio=COMMON_MASK_RATIO).plan(MaskRequest(layout=config.layout, keys=keys))
-    drawn = draw_comparison(
+    return draw_comparison(
         inputs,
         {variant: reconstruct(model, inputs, plan) for variant, model in models.items()},
         mean=config.tokenizer.mean,
         std=config.tokenizer.std,
-        path=out / "pictures.png",
-        title=f"Held-out images, {COMMON_MASK_RATIO:.0%} masked, seed {first}",
+        path=path,
+        title=f"Held-out images, {COMMON_MASK_RATIO:.0%} masked, seed {seed}",
     )
-    return {"The same images by a model of each variant": drawn}

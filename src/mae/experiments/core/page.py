@@ -25,7 +25,7 @@ _MAX_SENTENCES = 12  # more would be unreadable, and the table below holds them 
 Differences = Mapping[tuple[str, str], Difference]
 
 
-def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Sequence[Path]] | None = None) -> Path:
+def write_report(result: StudyResult, *, folder: Path, pictures: Sequence[Section] = ()) -> Path:
     """Write `report.html` and, with every number, difference and verdict, `result.json`.
 
     A study that is not finished is reported as far as it is. Losses are read from `metrics.jsonl` in the folders of
@@ -34,7 +34,7 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
     Args:
         result: of the study.
         folder: of the study; it is made, and gets `losses.png` and `tradeoff.png` too where there is what they show.
-        pictures: PNG files by heading.
+        pictures: sections that show what the models predict.
 
     Returns:
         The page.
@@ -53,7 +53,7 @@ def write_report(result: StudyResult, *, folder: Path, pictures: Mapping[str, Se
         ),
         *trajectories.sections(result, folder),
         *_tradeoff(result, folder / "tradeoff.png"),
-        *(Section(title=title, pictures=paths) for title, paths in (pictures or {}).items()),
+        *pictures,
         *_losses(result, folder / "losses.png"),
         *_time(result),
         *_variants(result),

@@ -91,6 +91,21 @@ def _check_same_images(root: Path, before: Job, now: Job) -> None:
             )
 
 
+def check_finished(root: Path, jobs: Sequence[Job]) -> None:
+    """Refuse finished jobs whose run is gone, before others are trained: the report reads it.
+
+    Raises:
+        UsageError: a run is gone.
+    """
+    for job in jobs:
+        files, run = JobFiles(root=root, name=job.name), RunFolder(job.folder)
+        if job.config is not None and files.finished and not run.summary.exists():
+            raise UsageError(
+                f"{run.summary} is not there, though the run finished; put {run.root} back, or delete {files.result} "
+                "to repeat the run"
+            )
+
+
 _DECIDING = ("folder", "data", "model", "weights", "checkpoints")
 
 
