@@ -1,11 +1,14 @@
 """Images and masks as people keep them."""
 
+import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from pictures import SHARED
 from PIL import Image
 
@@ -105,14 +108,68 @@ def test_grey_masks_of_few_bits_hold_their_numbers(bits: int):
     assert decode_mask(data, name="m.png").tolist() == values.tolist()
 
 
+COLOURS = np.random.default_rng(0).integers(0, 65_535, (3, 256)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("uint8", {"photometric": "palette", "colormap": COLOURS}),
+        ("uint8", {"photometric": "miniswhite"}),
+        ("uint16", {"photometric": "miniswhite"}),
+        ("int32", {"photometric": "minisblack"}),
+        ("float32", {"photometric": "minisblack"}),
+    ],
+)
+def test_tiff_masks_hold_the_numbers_in_the_file(dtype: str, options: dict[str, Any], compression: str | None):
+    """Of a palette its numbers, and nothing turned round, as pictures of the same files are."""
+    values = (np.arange(12).reshape(3, 4) % 3).astype(dtype)
+    file = io.BytesIO()
+    tifffile.imwrite(file, values, compression=compression, **options)
+    assert decode_mask(file.getvalue(), name="m.tif").tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("compression", ["raw", "packbits", "tiff_lzw", "tiff_adobe_deflate"])
+def test_tiff_masks_of_few_bits_or_with_alpha_hold_their_numbers(compression: str):
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4) % 3
+    transparent = Image.fromarray(np.dstack([values, np.zeros_like(values)]))
+    for mask, expected in ((Image.fromarray(values > 0), values > 0), (transparent, values)):
+        file = io.BytesIO()
+        mask.save(file, "TIFF", compression=compression)
+        assert decode_mask(file.getvalue(), name="m.tif").tolist() == expected.astype(int).tolist()
+
+
+@pytest.mark.parametrize("photometric", [0, 1])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_tiff_masks_of_two_and_four_bits_are_not_spread(bits: int, photometric: int):
+    values = np.arange(8).reshape(1, 8) % 2**bits
+    row = int("".join(f"{value:0{bits}b}" for value in values[0]), 2).to_bytes(bits, "big")
+    entries = {256: 8, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 122, 277: 1, 278: 1, 279: bits}
+    tags = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in entries.items())
+    data = struct.pack("<2sHIH", b"II", 42, 8, len(entries)) + tags + bytes(4) + row
+    assert decode_mask(data, name="m.tif").tolist() == values.tolist()
+
+
+def test_masks_of_true_and_false_are_numbers(tmp_path: Path):
+    np.save(tmp_path / "m.npy", np.array([[True, False]]))
+    assert read_mask(tmp_path / "m.npy").tolist() == [[1, 0]]
+
+
 def test_what_is_no_mask_is_refused(tmp_path: Path):
     image(tmp_path / "a.jpg")
     with pytest.raises(UnreadableImage, match="is a JPEG, whose compression changes the numbers of classes"):
         decode_mask((tmp_path / "a.jpg").read_bytes(), name="a.jpg")
     for values in (np.full((2, 2), 0.5, dtype=np.float32), np.full((2, 2), -1), np.full((2, 2), 70_000)):
         np.save(tmp_path / "b.npy", values)
-        with pytest.raises(MAEError, match=r"b.npy holds 1 channels of .*; expected whole numbers of classes"):
+        with pytest.raises(MAEError, match=rf"b.npy holds {values[0, 0]:g}; expected whole numbers of classes"):
             read_mask(tmp_path / "b.npy")
+    np.save(tmp_path / "b.npy", np.zeros((9, 9, 2), dtype=np.uint8))
+    with pytest.raises(MAEError, match="b.npy holds 2 channels; expected the numbers of classes in one"):
+        read_mask(tmp_path / "b.npy")
+    Image.new("L", (8, 8)).save(tmp_path / "b.tif", compression="jpeg")
+    with pytest.raises(MAEError, match="b.tif is compressed with JPEG, which changes the numbers of classes"):
+        read_mask(tmp_path / "b.tif")
     (tmp_path / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n cut")
     with pytest.raises(MAEError, match="c.png is not a whole PNG image"):
         read_mask(tmp_path / "c.png")

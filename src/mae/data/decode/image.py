@@ -135,14 +135,15 @@ def pixels_of(image: Image.Image, *, bands: int | None = None) -> np.ndarray:
 def decode_mask(data: bytes, *, name: str) -> np.ndarray:
     """The values of a segmentation mask as its file has them, upright: numbers `[H, W]`, or colours `[H, W, 3]`.
 
-    Of a palette the numbers are given, not its colours; alpha is left out. Values are uint8 or uint16.
+    Of a palette the numbers are given, not its colours; nothing is scaled or inverted, and alpha is left out. Values
+    are uint8 or uint16.
 
     Args:
         data: the file's content.
         name: the file's name for messages.
 
     Raises:
-        UnreadableImage: see `decode`; a JPEG, whose compression changes numbers; or values that are no such integers.
+        UnreadableImage: see `decode`; JPEG's compression, which changes numbers; or values that are no such integers.
     """
     return _guarded(_decode_mask, data, name)
 
@@ -247,30 +248,54 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
     if kind == "JPEG":
         raise UnreadableImage(f"{name} is a JPEG, whose compression changes the numbers of classes; expected a PNG")
-    if kind in ("NPY", "TIFF"):
-        pixels = _decode(data, name, bands=None)
+    if kind == "NPY":
+        pixels = npy.read(data, name=name, stored=True)
+    elif kind == "TIFF":
+        pixels = _tiff_mask(data, name)
     else:
-        with _opened(data, name=name, bands=None) as image:
-            _check_work(image, data, name=name)
-            image.load()
-            numbers = image.mode in ("1", "L", "P") or image.mode.startswith("I")
-            grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
-            pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
-            pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
-            if kind == "PNG" and image.mode == "L":
-                pixels = pixels // _SCALED_BY.get(data[_PNG_BITS], 1)
-    if pixels.dtype.kind == "b":
-        pixels = pixels.astype(np.uint8)
-    elif pixels.dtype.kind in "if":
+        pixels = _stored(data, name, bits=data[_PNG_BITS] if kind == "PNG" else 8)
+    if pixels.shape[2] not in (1, 3):
+        raise UnreadableImage(
+            f"{name} holds {pixels.shape[2]} channels; expected the numbers of classes in one, or colours in three"
+        )
+    if pixels.dtype.kind in "if":
         with np.errstate(invalid="ignore"):
             whole = pixels.astype(np.uint16)
-        pixels = whole if (pixels == whole).all() else pixels
-    if pixels.dtype not in (_UINT8, _UINT16) or pixels.shape[2] not in (1, 3):
-        raise UnreadableImage(
-            f"{name} holds {pixels.shape[2]} channels of {pixels.dtype}; expected whole numbers of classes up to "
-            "65,535 in one channel, or colours in three"
-        )
+        if not (pixels == whole).all():
+            odd = pixels[pixels != whole]
+            raise UnreadableImage(
+                f"{name} holds {odd[0]:g}; expected whole numbers of classes from 0 to 65,535: save what is no class "
+                "as 255, which does not count"
+            )
+        pixels = whole
     return np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _tiff_mask(data: bytes, name: str) -> np.ndarray:
+    with tiff.first_page(data, name=name) as page:
+        if not tiff.is_lossless(page):
+            raise UnreadableImage(
+                f"{name} is compressed with {tiff.compression_of(page)}, which changes the numbers of classes; save it "
+                "without, or as a PNG"
+            )
+        if not tiff.pillow_is_faithful(page, bands=None):
+            return tiff.read(page, data=data, name=name, bands=None, stored=True)
+        bits, inverted = page.bitspersample, tiff.is_inverted(page)
+    pixels = _stored(data, name, bits=bits)
+    return np.array((1 << bits) - 1, dtype=np.uint8) - pixels if inverted else pixels  # as Pillow turned them
+
+
+def _stored(data: bytes, name: str, *, bits: int) -> np.ndarray:
+    """The values of a file that Pillow opens, upright: the numbers of a palette, grey, or colours."""
+    with _opened(data, name=name, bands=None) as image:
+        _check_work(image, data, name=name)
+        image.load()
+        numbers = image.mode in ("1", "L", "P") or image.mode.startswith("I")
+        grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
+        pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
+        pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
+        scaled = _SCALED_BY.get(bits, 1) if image.mode == "L" else 1
+    return pixels.astype(np.uint8) if pixels.dtype.kind == "b" else pixels // scaled
 
 
 def _reducible(data: bytes, name: str) -> Reducible | None:

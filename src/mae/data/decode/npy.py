@@ -27,11 +27,16 @@ def info(data: bytes, *, name: str) -> ImageInfo:
     return _header(data, name)[0]
 
 
-def read(data: bytes, *, name: str) -> np.ndarray:
+def read(data: bytes, *, name: str, stored: bool = False) -> np.ndarray:
     """The pixels `[H, W, C]`, uint8, uint16 or float32 (signed, wider and floating-point numbers).
 
     An array of two axes has one channel. Of three axes the channels are the first or the last: the one that differs
     where the other two are equal, as in a square image; else the shorter one; the last on a tie.
+
+    Args:
+        data: the file's content.
+        name: the file's name for messages.
+        stored: whether true is 1, as in a mask; otherwise it is white, 255.
 
     Raises:
         UnreadableImage: another dtype or number of axes, a size over the limits, or a file that ends early.
@@ -48,7 +53,7 @@ def read(data: bytes, *, name: str) -> np.ndarray:
     elif _channels_first(shape):
         values = np.moveaxis(values, 0, 2)
     if dtype.kind == "b":
-        values = values.astype(np.uint8) * np.uint8(255)
+        values = values.astype(np.uint8) * np.uint8(1 if stored else 255)
     if values.dtype != described.dtype:
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
             values = values.astype(described.dtype)

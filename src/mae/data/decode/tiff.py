@@ -29,6 +29,7 @@ _ORIENTATION = 274
 _DEFLATE = (8, 32946)
 _OLD_JPEG = 6
 _LZW, _UNCOMPRESSED = 5, 1
+_LOSSLESS = (2, 3, 4, 32773, 34925, 50000)  # CCITT's, PackBits, LZMA, Zstandard: all that Pillow reads beside those
 _MAX_SEGMENTS = 1 << 20  # strips or tiles: each costs some microseconds
 _GDAL_METADATA, _GDAL_NODATA = 42112, 42113
 _SILENT = logging.NullHandler()  # keeps warnings about odd tags, one an image, off the terminal
@@ -98,10 +99,32 @@ def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
     return colours or _has_alpha(page, bands) or (samples == 4 and page.photometric == _SEPARATED)
 
 
-def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None) -> np.ndarray:
+def is_lossless(page: "TiffPage") -> bool:
+    """Whether its values are those that were saved."""
+    return page.compression in (*_DEFLATE, _LZW, _UNCOMPRESSED, *_LOSSLESS)
+
+
+def compression_of(page: "TiffPage") -> str:
+    """What the page's compression is called."""
+    return str(getattr(page.compression, "name", page.compression))  # a number where tifffile knows no name
+
+
+def is_inverted(page: "TiffPage") -> bool:
+    """Whether 0 stands for white: readers of pictures turn the values round."""
+    return page.photometric == _WHITE_IS_ZERO
+
+
+def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored: bool = False) -> np.ndarray:
     """The page's pixels `[H, W, C]`, uint8, uint16 or float32, upright, alpha composited over white.
 
     Alpha that makes up `bands` channels is one of them.
+
+    Args:
+        page: its tags.
+        data: the file's content.
+        name: the file's name for messages.
+        bands: the number of channels wanted.
+        stored: whether values stay as the file has them: not inverted, and alpha is left out.
 
     Raises:
         UnreadableImage: a compression, colour space or layout that cannot be read, or a strip that is damaged.
@@ -114,19 +137,19 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None) -> np.n
     pixels = pixels.reshape(page.imagelength, page.imagewidth, -1)
     if pixels.dtype == bool:
         pixels = pixels.astype(np.uint8) * 255
-    if page.photometric == _WHITE_IS_ZERO and pixels.dtype.kind == "u":
+    if is_inverted(page) and pixels.dtype.kind == "u" and not stored:
         pixels = np.iinfo(pixels.dtype).max - pixels
     if _has_alpha(page, bands):
-        pixels = _over_white(pixels, premultiplied=int(page.extrasamples[0]) == _PREMULTIPLIED)
+        premultiplied = int(page.extrasamples[0]) == _PREMULTIPLIED
+        pixels = pixels[..., :-1] if stored else _over_white(pixels, premultiplied=premultiplied)
     return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
 
 
 def _check_readable(page: "TiffPage", *, name: str) -> None:
     if page.compression not in (*_DEFLATE, _LZW, _UNCOMPRESSED):
-        method = getattr(page.compression, "name", page.compression)  # a number where tifffile knows no name
         raise UnreadableImage(
-            f"{name} is a {page.bitspersample}-bit TIFF of {page.samplesperpixel} bands compressed with {method}; "
-            "expected no compression, deflate or LZW: convert it, for example with "
+            f"{name} is a {page.bitspersample}-bit TIFF of {page.samplesperpixel} bands compressed with "
+            f"{compression_of(page)}; expected no compression, deflate or LZW: convert it, for example with "
             "'gdal_translate -co COMPRESS=DEFLATE' or 'tiffcp -c zip'"
         )
     if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
