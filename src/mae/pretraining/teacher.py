@@ -18,6 +18,9 @@ from mae.interop.imports.open import open_model
 from mae.teachers import NO_SOURCE
 from mae.training.distributed import World
 
+_PREFIXES = ("timm:local-dir:", "hf:")
+"""Behind which a folder may be named."""
+
 
 def open_teacher(
     config: RunConfig, device: torch.device, world: World, *, resume: bool
@@ -86,9 +89,11 @@ def open_network(spec: str, *, device: torch.device) -> SourceNetwork:
     )
 
 
-def absolute_path(path: str) -> str:
-    """A path that is there, as one that holds in every folder; a name as it is."""
-    return str(Path(path).absolute()) if path and Path(path).exists() else path
+def absolute_path(spec: str) -> str:
+    """A path that is there, behind a library's prefix too, as one that holds in every folder; a name as it is."""
+    prefix = next((each for each in _PREFIXES if spec.startswith(each)), "")
+    path = spec.removeprefix(prefix)
+    return f"{prefix}{Path(path).absolute()}" if path and Path(path).exists() else spec
 
 
 def check_seen(network: SourceNetwork | None, images: ImageSet) -> str | None:

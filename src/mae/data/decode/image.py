@@ -290,7 +290,7 @@ def _stored(data: bytes, name: str, *, bits: int) -> np.ndarray:
     with _opened(data, name=name, bands=None) as image:
         _check_work(image, data, name=name)
         image.load()
-        numbers = image.mode in ("1", "L", "P") or image.mode.startswith("I")
+        numbers = image.mode in ("1", "L", "P", "F") or image.mode.startswith("I")
         grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
         pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
         pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
