@@ -16,6 +16,7 @@ import mae
 from mae.cli import main
 from mae.data.dataset.images import ImageSet
 from mae.errors import MAEError, UsageError
+from mae.pretraining.teacher import absolute_path
 from mae.pretraining.watch.replay_step import replay
 from mae.training.log import loss_rows, read_rows
 
@@ -65,7 +66,7 @@ def test_what_was_measured_is_in_its_configuration(second: Path, tmp_path: Path)
 def test_a_source_that_changed_or_went_is_refused(second: Path, pretrain: Run, tmp_path: Path) -> None:
     begun = cut(second, tmp_path / "cut")
     shutil.rmtree(tmp_path / "first")
-    with pytest.raises(UsageError, match="first"):
+    with pytest.raises(UsageError, match="first, the teacher that the run learns from, is gone; put it back there, or"):
         mae.pretrain(out=begun, resume=True, quiet=True)
     pretrain("first", seed=1)
     with pytest.raises(UsageError, match="first is another network than when the run was begun; put the old one back"):
@@ -83,6 +84,14 @@ def test_it_goes_on_from_another_folder(
     monkeypatch.chdir("/")
     again = mae.pretrain(out=cut(begun, tmp_path / "cut"), resume=True, quiet=True).folder
     assert losses(told) == losses(again) == losses(begun)
+
+
+def test_a_folder_behind_a_prefix_holds_everywhere_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vit").mkdir()
+    for prefix in ("timm:local-dir:", "hf:", ""):
+        assert absolute_path(f"{prefix}vit") == f"{prefix}{tmp_path / 'vit'}"
+        assert absolute_path(f"{prefix}elsewhere") == f"{prefix}elsewhere"
 
 
 def test_eva_predicts_a_teacher_at_mask_tokens(pretrain: Run, finished: Path, tmp_path: Path) -> None:

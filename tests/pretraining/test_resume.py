@@ -84,7 +84,7 @@ def test_a_resumed_run_refuses_other_options(finished: Path):
         UsageError, match="begun with other options: lr was .*, is now 0.5; mask_ratio was 0.75, is now 0.5"
     ):
         mae.pretrain(out=finished, resume=True, quiet=True, lr=0.5, mask_ratio=0.5)
-    with pytest.raises(UsageError, match="source was 'builtin:digits', is now 'builtin:photos'"):
+    with pytest.raises(UsageError, match="builtin:photos holds other images than when the run in .* was begun"):
         mae.pretrain("builtin:photos", out=finished, resume=True, quiet=True)
     with pytest.raises(UsageError, match="recipe was 'default', is now 'cifar10'"):
         mae.pretrain(recipe="cifar10", out=finished, resume=True, quiet=True)
@@ -106,6 +106,14 @@ def test_a_resumed_run_refuses_other_images(pretrain: Run, tmp_path: Path, photo
     (photos / "00.png").unlink()
     with pytest.raises(UsageError, match="holds other images than when the run .* was begun"):
         mae.pretrain(out=tmp_path / "run", resume=True, quiet=True)
+
+
+def test_images_may_have_moved(pretrain: Run, tmp_path: Path, photos: Path):
+    run = pretrain(source=photos, img_size=32, patch_size=4, batch_size=8).folder
+    moved = photos.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=f"{photos.name}.* did you mean .*moved"):
+        mae.pretrain(out=run, resume=True, quiet=True)
+    assert mae.pretrain(moved, out=run, resume=True, quiet=True).finished
 
 
 def test_resume_needs_a_run(tmp_path: Path):

@@ -592,12 +592,13 @@ def _found_data(
 
 
 def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection[str]) -> tuple[RunConfig, RunFolder]:
-    """The configuration of the run to go on with; only what belongs to the machine may be changed."""
+    """The configuration of the run to go on with; only machine options and the place of the images may change."""
     folder = check_resumable(folder)
     stored = RunConfig.read(folder.config)
     asked = {**config.flat(), "source": absolute_source(config.source)}
     asked |= {name: absolute_path(asked[name]) for name in ("init_from", "teacher_source") if asked.get(name)}
-    changes = {name: asked[name] for name in given if not is_changeable(name)}
+    # Images may be in another place by now: they are known again by their names and content.
+    changes = {name: asked[name] for name in given if not is_changeable(name) and name != "source"}
     begun = stored.flat()
     if differing := [name for name, value in changes.items() if stored.override({name: value}) != stored]:
         if set(differing) <= {"epochs", "steps"}:
@@ -607,14 +608,14 @@ def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection
             f"the run in {folder.root} was begun with other options: {told}. Leave those options out to resume it, "
             "or start a new run in another folder"
         )
-    machine = {name: asked[name] for name in given if is_changeable(name)}
+    changed = {name: asked[name] for name in given if is_changeable(name) or name == "source"}
     before = stored.machine.accumulate
-    for kind in terms_of_batch(stored) if machine.get("accumulate", before) != before else []:
+    for kind in terms_of_batch(stored) if changed.get("accumulate", before) != before else []:
         raise UsageError(
-            f"--accumulate was {before}, is now {machine['accumulate']}: --{kind} compares the images of a "
+            f"--accumulate was {before}, is now {changed['accumulate']}: --{kind} compares the images of a "
             "micro-batch, so this would be another objective. Leave the option out, or start a new run"
         )
-    return stored.override(machine), folder
+    return stored.override(changed), folder
 
 
 def _why_not_longer(stored: RunConfig, folder: RunFolder, asked: Mapping[str, Any]) -> str:

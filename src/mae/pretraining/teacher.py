@@ -46,6 +46,9 @@ def open_teacher(
     if teacher is None or not teacher.opens:
         return config, None
     teacher = replace(teacher, source=absolute_path(teacher.source))  # a run may go on from another folder
+    place = Path(_parted(teacher.source)[1])
+    if resume and place.is_absolute() and not place.exists():
+        raise UsageError(f"{place}, the teacher that the run learns from, is gone; put it back there, or a link to it")
     with world.main_first():  # a download goes to one folder
         network = open_network(teacher.source, device=device)
     measured = teacher.measured(network)
@@ -91,9 +94,13 @@ def open_network(spec: str, *, device: torch.device) -> SourceNetwork:
 
 def absolute_path(spec: str) -> str:
     """A path that is there, behind a library's prefix too, as one that holds in every folder; a name as it is."""
-    prefix = next((each for each in _PREFIXES if spec.startswith(each)), "")
-    path = spec.removeprefix(prefix)
+    prefix, path = _parted(spec)
     return f"{prefix}{Path(path).absolute()}" if path and Path(path).exists() else spec
+
+
+def _parted(spec: str) -> tuple[str, str]:
+    prefix = next((each for each in _PREFIXES if spec.startswith(each)), "")
+    return prefix, spec.removeprefix(prefix)
 
 
 def check_seen(network: SourceNetwork | None, images: ImageSet) -> str | None:
