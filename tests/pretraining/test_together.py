@@ -92,7 +92,7 @@ def test_a_codebook_learns_of_the_images_of_all_processes(runs: Path, name: str)
         load_file(runs / run / "checkpoints" / "step-00000006" / "teacher.safetensors") for run in ("codes-alone", name)
     )
     assert one.keys() == other.keys() and one["used"].count_nonzero() > 1
-    for key in one.keys() - {"drawn"}:  # where codes may begin anew, which is at patches of the main process
+    for key in one:
         torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
 
 

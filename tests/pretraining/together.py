@@ -36,7 +36,7 @@ IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
 VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated_aug": 2, "accumulate": 2}
 """Views of an image are compared, by terms with networks of their own."""
 CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy", "teacher_codes": 8, "teacher_restart": 0.0}
-"""A codebook learns of the images of all; without new beginnings, which are at patches of the main process."""
+"""A codebook learns of the images of all; without new beginnings, where rounding decides which codes are rare."""
 ATTENTION = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5}
 HARD = {"mask": "hard", "teacher": "ema", "teacher_momentum": 0.5, "difficulty": 1.0, "mask_first": 0.5}
 """Masks follow a divided teacher, which is asked by other methods than `forward`."""

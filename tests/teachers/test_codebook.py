@@ -123,6 +123,21 @@ def test_codes_that_nothing_is_near_to_begin_anew_at_patches():
     assert never.restarted == 0 and never.numbers()["codes_used"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("codes", [8, 40, 100])
+def test_micro_batches_make_the_codes_of_the_whole_batch(codes: int):
+    """Those that begin anew too, of which the first step has many: at patches of all 64."""
+    whole, parts = codebook(codes=codes, restart=0.5), codebook(codes=codes, restart=0.5)
+    for step in range(3):
+        batch = batch_for(stripes(4, step), epoch=step)
+        whole(batch)
+        for rows in (slice(0, 1), slice(1, 4)):
+            parts(Batch(x=batch.x[rows], tokenizer=batch.tokenizer, keys=batch.keys[rows]))
+        for network in (whole, parts):
+            network.after_step(torch.nn.Identity(), 0.1)
+    assert whole.restarted > 0
+    assert_close(parts.state_dict(), whole.state_dict())
+
+
 def test_it_learns_of_what_is_trained_on_alone():
     model, images, keys = model_with(), noise(4, 0), sample_keys(0, 0, torch.arange(4))
     assert isinstance(model.teacher, CodebookNetwork)
@@ -148,10 +163,12 @@ def test_patches_without_data_have_no_code_and_count_nothing():
     assert output.loss.isfinite() and isinstance(model.teacher, CodebookNetwork)
     assert model.teacher.seen.sum() == 4 * 15
     patches = {tuple(each.tolist()) for each in _patterns(batch_for(images).cut())[:, 1:].flatten(0, 1)}
-    assert all(tuple(each.tolist()) in patches for each in model.teacher.drawn)
+    assert {tuple(each.tolist()) for each in model.teacher.drawn[: 4 * 15]} == patches
     drawn = model.teacher.drawn.clone()
     model.teacher(batch_for(torch.full_like(images, torch.nan)))
     assert model.teacher.seen.sum() == 4 * 15 and torch.equal(model.teacher.drawn, drawn)  # there was none to draw
+    model.teacher.after_step(model, 0.1)
+    assert {tuple(each.tolist()) for each in model.teacher.drawn} == patches  # again, since there are more codes
     gaps = model.taught(batch_for(images))["codes"].isnan()
     assert gaps[:, 0].all() and not gaps[:, 1:].any()
 

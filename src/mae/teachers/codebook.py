@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from mae.core.component import Metavar, Share
 from mae.core.contracts import Batch, Encoder, Teacher
 from mae.errors import UsageError
-from mae.layers.together import num_together
+from mae.layers.together import gather_features, num_together
 from mae.randomness import Stream, drawing_from, uniform
 
 _SEED = 0
 _FLAT = 1e-6
+_NO_DRAW = 2.0  # those that are made are below 1
 _ROWS = 1 << 14
 """Patches that are compared at a time, so that a large codebook does not take gigabytes."""
 
@@ -69,6 +70,7 @@ class CodebookNetwork(nn.Module):
     seen: Tensor
     sums: Tensor
     drawn: Tensor
+    draws: Tensor
 
     def __init__(self, count: int, width: int, *, decay: float, restart: float) -> None:
         super().__init__()
@@ -81,6 +83,7 @@ class CodebookNetwork(nn.Module):
         self.register_buffer("seen", torch.zeros(count))
         self.register_buffer("sums", torch.zeros(count, width))
         self.register_buffer("drawn", torch.zeros(count, width))
+        self.register_buffer("draws", torch.full((count,), _NO_DRAW), persistent=False)  # none between two steps
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> dict[str, Float[Tensor, "B N K"]]:
@@ -119,19 +122,28 @@ class CodebookNetwork(nn.Module):
         numbers = nearest.flatten()
         self.seen.index_add_(0, numbers, counts.to(self.seen))
         self.sums.index_add_(0, numbers, flat)
-        order = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device).flatten()
-        order = order.masked_fill(~counts, torch.inf).argsort(stable=True)  # those with data first
-        chosen = torch.arange(len(self.codes), device=order.device) % counts.sum().clamp(min=1)
-        self.drawn.copy_(torch.where(counts.any(), flat[order[chosen]], self.drawn))
+        draws = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device).flatten()
+        self._draw(draws.masked_fill(~counts, _NO_DRAW), flat)
+
+    def _draw(self, draws: Float[Tensor, " n"], patches: Float[Tensor, "n P"]) -> None:
+        """Keep the patches of the smallest draws, of these and of those kept in this step so far, one a code."""
+        count = len(self.codes)
+        draws, order = torch.cat([self.draws, draws]).sort(stable=True)
+        order = order[:count].unsqueeze(1)
+        kept, new = self.drawn[order[:, 0].clamp(max=count - 1)], patches[(order[:, 0] - count).clamp(min=0)]
+        self.drawn.copy_(torch.where(order < count, kept, new))
+        self.draws.copy_(draws[:count])
 
     def after_step(self, student: nn.Module, progress: float) -> None:
         """Move the codes towards the patches of the step, those of all processes; start unused ones anew."""
         together = num_together()
+        draws, drawn = gather_features(self.draws.unsqueeze(1)), gather_features(self.drawn)
         with torch.no_grad():
             if together > 1:
                 dist.all_reduce(self.seen)
                 dist.all_reduce(self.sums)
-                dist.broadcast(self.drawn, src=0)
+                self.draws.fill_(_NO_DRAW)
+                self._draw(draws.flatten(), drawn)
             self._move()
 
     def _move(self) -> None:
@@ -140,11 +152,14 @@ class CodebookNetwork(nn.Module):
         even = used.mean()
         rare = used < self.restart * even
         codes = torch.where(used.unsqueeze(1) > 0, sums / used.clamp(min=1e-12).unsqueeze(1), self.codes)
+        numbers, drawn = torch.arange(len(codes), device=codes.device), (self.draws < _NO_DRAW).sum()
+        self.drawn.copy_(self.drawn[numbers % torch.where(drawn > 0, drawn, len(codes))])  # again where they are few
         self.codes.copy_(torch.where(rare.unsqueeze(1), self.drawn, codes))
         self.used.copy_(torch.where(rare, even, used))  # as if it had been used evenly: it gets time to show itself
         self.restarted += rare.sum()
         self.seen.zero_()
         self.sums.zero_()
+        self.draws.fill_(_NO_DRAW)
 
     def numbers(self) -> dict[str, float]:
         """How many codes are used: the exponential of the entropy of their use; and how many began anew so far."""
