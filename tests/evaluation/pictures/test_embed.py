@@ -177,7 +177,7 @@ def test_a_feature_that_is_not_given_is_known_by_one_image(photos, tmp_path, fea
     assert counts == [1] and kinds() == [] and not (tmp_path / "f.npz").exists()
 
 
-def test_a_broken_file_among_many_has_no_row(tmp_path, monkeypatch):
+def test_a_broken_file_among_many_has_no_row(tmp_path, monkeypatch, capsys):
     """Its header is whole, so that nothing but reading it shows that it is broken; the set does not fit in memory."""
     monkeypatch.setattr("mae.evaluation.extractors.opened.load_images", partial(load_images, memory_limit=0))
     (tmp_path / "many").mkdir()
@@ -185,7 +185,11 @@ def test_a_broken_file_among_many_has_no_row(tmp_path, monkeypatch):
         content = png(8, 8 + number % 3, seed=number)
         (tmp_path / "many" / f"{number:03}.png").write_bytes(content[: len(content) // 2] if number == 9 else content)
     mine, _ = counted(both)
-    names, sizes, arrays = read(mae.embed(mine, tmp_path / "many", out=tmp_path / "f.npz", **QUICK))
+    names, sizes, arrays = read(mae.embed(mine, tmp_path / "many", out=tmp_path / "f.npz", device="cpu"))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 of 110 images cannot be read and have no row:" in told and "009.png" in told
+    mae.embed(mine, tmp_path / "many", out=tmp_path / "again.csv", device="cpu")  # of features that are kept
+    assert "1 of 110 images cannot be read" in capsys.readouterr().out
     left = [number for number in range(110) if number != 9]
     assert [Path(name).stem for name in names] == [f"{number:03}" for number in left]
     assert sizes[:, 1].tolist() == [8 + number % 3 for number in left] and len(arrays["mean"]) == 109

@@ -16,7 +16,10 @@ from mae.evaluation.extractors.batches import normalised_batches
 from mae.evaluation.extractors.export import check_target, write_features
 from mae.evaluation.extractors.extractor import LEARNED, PATCHES
 from mae.evaluation.extractors.feature_store import FeatureSet
+from mae.text import visible
 from mae.training.distributed import joined_world
+
+_SHOWN = 5
 
 
 def embed(
@@ -66,7 +69,19 @@ def embed(
         sets += [task.features()] if set(wanted) - {PATCHES} else []
         images = task.images()  # here, since all processes must ask for them
         world.from_main(lambda: _write(task, images, sets, wanted, Path(out), source))
+        if world.is_main and (told := _told_of_missing(task, sets[0].numbers.tolist())):
+            console.print(visible(told), style="yellow", highlight=False, soft_wrap=True, markup=False)
     return Path(out)
+
+
+def _told_of_missing(task: UnlabelledTask, numbers: Sequence[int]) -> str:
+    """Which images have no row; empty: all have one."""
+    missing = sorted(set(range(len(task.source))) - set(numbers))
+    if not missing:
+        return ""
+    shown = ", ".join(task.source.item_name(number) for number in missing[:_SHOWN])
+    more = ", ..." if len(missing) > _SHOWN else ""
+    return f"{len(missing):,} of {len(task.source):,} images cannot be read and have no row: {shown}{more}"
 
 
 def _write(
