@@ -268,7 +268,7 @@ def test_too_little_room_on_the_disk(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("mae.pretraining.build.disk_usage", lambda path: usage(10, 9, 1))
+    monkeypatch.setattr("mae.training.checkpoint.shutil.disk_usage", lambda path: usage(10, 9, 1))
     code, error = complain(capsys, "pretrain", photos, *QUICK, "--out", tmp_path / "run")
     assert code == 1 and "0.0 MB free" in error and "--out" in error
     assert not (tmp_path / "run").exists()

@@ -123,7 +123,7 @@ def test_failed_write_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     trainer.resume(tmp_path / "step-00000012")
     monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(
-        MAEError, match=r"step-00000016: .*No space left.*resume with --resume.*step-00000012, is untouch"
+        MAEError, match=r"step-00000016: .*No space left.*free space there and resume .*step-00000012, is untouch"
     ):
         trainer.run(tasks=[PeriodicTask(every=1, run=lambda step: trainer._saver._writer._finished.wait(30) and None)])
     assert trainer.step <= 18

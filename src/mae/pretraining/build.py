@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from mae.pretraining.resolve import RunContext, peak_rate, warmup_steps
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
 from mae.report.figures.tones import rgb_channels
-from mae.training.checkpoint import folder_step, leftover_bytes
+from mae.training.checkpoint import check_room, folder_step
 from mae.training.engine import Trainer
 from mae.training.optimizer import make_optimizer
 from mae.training.saver import BackgroundWriter
@@ -74,6 +73,7 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
         checkpoint_every=config.machine.checkpoint_every,
         checkpoint_keep_every=_kept_every(prepared, model),
         # Blocks that are computed again ask for the state of random numbers, which cannot be recorded.
+        calmer="Lower the rate (--lr), keep --clip-grad 1, or compute in --precision fp32",
         cuda_graphs=config.machine.cuda_graphs and not config.machine.activation_checkpointing,
     )
     mirror = None
@@ -297,22 +297,13 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     Raises:
         MAEError: there is too little.
     """
-    one = _checkpoint_bytes(model)
-    folder = prepared.folder
-    root = folder.root.absolute()
-    there = next(path for path in (root, *root.parents) if path.exists())
     every = _kept_every(prepared, model)
     kept = 0 if every is None else prepared.total_steps // every
     count = 2 if prepared.resume else 3 + kept
     if newest:
         count = int(folder_step(Path(newest)) != prepared.total_steps)
-    free = disk_usage(there).free + leftover_bytes(folder.checkpoints)
-    if free < count * one:
-        what = "its next checkpoint needs" if count == 1 else f"{count} checkpoints of this model need"
-        raise MAEError(
-            f"{folder.root} is on a disk with {free / 1e6:,.1f} MB free; {what} {count * one / 1e6:,.1f} MB; free "
-            f"space there{'' if prepared.resume else ' or choose another --out'}"
-        )
+    instead = "" if prepared.resume else " or choose another --out"
+    check_room(prepared.folder.checkpoints, count=count, num_bytes=_checkpoint_bytes(model), instead=instead)
 
 
 def _num_bytes(module: nn.Module) -> int:

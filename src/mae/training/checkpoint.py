@@ -187,9 +187,7 @@ def _explained(folder: Path, final: Path, aside: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise MAEError(
-            f"could not write {final}: {error}; free space there and resume with --resume ({_left(folder)})"
-        ) from error
+        raise MAEError(f"could not write {final}: {error}; free space there and resume ({_left(folder)})") from error
 
 
 def _refuse_broken(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -197,7 +195,7 @@ def _refuse_broken(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if not bool(tensor.isfinite().all()):
             raise MAEError(
                 f"{path} was not written: {name} holds values that are not finite (nan or inf); lower the learning "
-                f"rate (--lr), keep --clip-grad 1, or compute in --precision fp32 ({_left(path.parent)})"
+                f"rate, or compute in --precision fp32 ({_left(path.parent)})"
             )
 
 
@@ -210,6 +208,28 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what a killed writer left; call it before a run writes, never while one does."""
     for leftover in folder.glob(f"{_ASIDE}*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def check_room(folder: Path, *, count: int, num_bytes: int, instead: str = "") -> None:
+    """Refuse to train where the next checkpoints would not fit.
+
+    Args:
+        folder: of the checkpoints; it need not be there yet.
+        count: how many there must be room for.
+        num_bytes: of one.
+        instead: what may be done instead of freeing space, as the message ends.
+
+    Raises:
+        MAEError: there is too little.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free + leftover_bytes(folder)
+    if free < count * num_bytes:
+        what = "its next checkpoint needs" if count == 1 else f"{count} checkpoints of this model need"
+        raise MAEError(
+            f"{folder.parent} is on a disk with {free / 1e6:,.1f} MB free; {what} {count * num_bytes / 1e6:,.1f} MB; "
+            f"free space there{instead}"
+        )
 
 
 def leftover_bytes(folder: Path) -> int:

@@ -364,8 +364,7 @@ class Trainer:
         return (
             f"the loss or its gradient is not finite (nan or inf) in {steps.consecutive} consecutive steps up to step "
             f"{steps.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
-            "Lower the rate (--lr), keep --clip-grad 1, or compute in --precision fp32; and check that the images hold "
-            f"no nan{captured}"
+            f"{self.settings.calmer}; and check that the images hold no nan{captured}"
         )
 
     def _warn(self, observers: Sequence[Callback], name: str, text: str) -> None:

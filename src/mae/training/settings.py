@@ -27,6 +27,7 @@ class TrainingSettings:
             `checkpoint_every` says. None: only the two newest checkpoints are kept.
         cuda_graphs: whether steps of AdamW or Muon in one process on a GPU, without micro-batches, may be replayed as
             CUDA graphs where that is faster.
+        calmer: what a user can do where values are not finite, as a sentence without its end.
     """
 
     total_steps: int
@@ -39,6 +40,7 @@ class TrainingSettings:
     checkpoint_every: int | None
     checkpoint_keep_every: int | None = None
     cuda_graphs: bool = False
+    calmer: str = "Lower the learning rate"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Training with labels: whose label an image gets, the size of a batch, and when it is refused."""
 
 import json
+from collections import namedtuple
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tiny_task import by_function, make_task, small_model, striped
 
 from mae.data.decode.limits import UnreadableImage
 from mae.data.sources.memory import ArraySource, whole_array
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.evaluation.common import supervised
 from mae.evaluation.common.classified_images import ClassifiedImages
 from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining, largest_batch
@@ -161,6 +162,20 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused(tmp_path: Path):
     task = make_task(tmp_path, small_model(), train=striped(32, seed=1), test=striped(12, seed=2))
     with pytest.raises(UsageError, match="cannot be divided into 3"):
         Finetune(epochs=1, batch_size=16, accumulate=3).run(task)
+
+
+def test_a_training_that_could_not_be_saved_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    train, test = striped(32, seed=1), striped(12, seed=2)
+    usage, wanted = namedtuple("usage", "total used free"), Finetune(epochs=1.0, batch_size=16)
+    monkeypatch.setattr("mae.training.checkpoint.shutil.disk_usage", lambda path: usage(10, 9, 1))
+    with pytest.raises(MAEError, match=r"with 0.0 MB free; 2 checkpoints of this model need .* MB; free space there$"):
+        wanted.run(make_task(tmp_path, small_model(), train=train, test=test))
+    (folder,) = (tmp_path / "evaluation" / "finetune").iterdir()
+    assert not (folder / "metrics.jsonl").exists()
+    monkeypatch.undo()
+    wanted.run(make_task(tmp_path, small_model(), train=train, test=test))
+    monkeypatch.setattr("mae.training.checkpoint.shutil.disk_usage", lambda path: usage(10, 9, 1))
+    wanted.run(make_task(tmp_path, small_model(), train=train, test=test))  # it is over, and writes none
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

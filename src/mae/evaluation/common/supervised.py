@@ -27,7 +27,7 @@ from mae.randomness import Stream, seeds
 from mae.records import write_json
 from mae.report.terminal.console import ProgressDisplay
 from mae.text import visible
-from mae.training.checkpoint import remove_leftovers, usable_checkpoint
+from mae.training.checkpoint import check_room, find_checkpoint, remove_leftovers, usable_checkpoint
 from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
@@ -164,6 +164,8 @@ def train_with_labels(
         _resume(trainer, folder, task)
         every = plan.evaluated_every(batches.steps_per_epoch)
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
+        if trainer.step < total_steps:
+            task.world.from_main(lambda: _check_room(folder / "checkpoints", module))
         if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
             text = f"stopped and saved in {folder}; resumes when you rerun the same command"
             raise Stopped(text, by=trainer.stopped_by)
@@ -213,6 +215,16 @@ def _trainer(
     )
 
 
+def _check_room(folder: Path, module: nn.Module) -> None:
+    """Refuse to train where nothing could be saved: two checkpoints fit at first, then one beside the newest."""
+    weights, trained = (
+        sum(each.numel() * each.element_size() for each in module.parameters() if of(each))
+        for of in (lambda each: True, lambda each: each.requires_grad)
+    )
+    count = 1 if find_checkpoint(folder) else 2
+    check_room(folder, count=count, num_bytes=weights + 2 * trained)  # of those two averages
+
+
 def _resume(trainer: Trainer, folder: Path, task: Task) -> None:
     """Load the newest usable checkpoint, if there is one."""
     newest, note = task.world.from_main(lambda: [str(each or "") for each in usable_checkpoint(folder / "checkpoints")])
@@ -258,6 +270,7 @@ def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> T
         precision=plan.precision,
         log_every=max(1, min(50, total_steps // 100)),
         checkpoint_every=None,
+        calmer="Lower the learning rate, or compute in --precision fp32",
     )
 
 

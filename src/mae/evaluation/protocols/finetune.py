@@ -55,7 +55,7 @@ class Finetune(EvaluationProtocol):
     drop_path: Annotated[float | None, shown("0.1; large models 0.2, huge 0.3", "SHARE")] = None
     """Share of residual branches dropped in the last block."""
     augment: bool = True
-    """RandAugment and random erasing; off for images of other than 1 or 3 channels of 8 bits."""
+    """RandAugment and random erasing; for images of 1 or 3 channels of 8 bits: others need --no-augment."""
     mixing: bool = True
     """Mixup 0.8 or cutmix 1.0 on every batch."""
     label_smoothing: float = 0.1
