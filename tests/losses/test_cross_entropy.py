@@ -37,11 +37,11 @@ def test_probabilities_of_several_classes_count_by_their_share():
         ),
         (
             {"target": "codes", "loss": "cross_entropy"},
-            "target codes needs a teacher that gives codes; choose one with",
+            "target codes needs a teacher that gives codes; give --teacher codebook",
         ),
         (
             {"target": "codes", "loss": "cross_entropy", "teacher": "ema"},
-            "target codes needs a teacher that gives codes; choose one with",
+            "target codes needs a teacher that gives codes; give --teacher codebook",
         ),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tiny import images_for, tiny_config, tiny_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
@@ -73,16 +75,43 @@ def test_a_model_and_its_configuration_agree_and_the_model_is_left_alone() -> No
     assert model(images_for(model)).loss.isfinite()
 
 
-def test_the_real_step_costs_what_the_summary_says() -> None:
-    """Counted on the CPU while it runs, loss and all."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
+CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy"}
 
-    model = tiny_model()
-    images = images_for(model, batch=2)
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        CODES,
+        {"target": "features", "teacher": "ema"},
+        {"target": "random_projection"},
+        {"target": "hog", "target_cell": 4},
+        {"mask": "attention", "teacher": "ema"},
+        {"mask": "hard", "teacher": "ema", "difficulty": 1.0},
+        {"mask": "block"},
+        {"uniformity": 0.01, "laplacian": 0.1, "focal_frequency": 0.1},
+        *({term: 0.1} for term in ("sigreg", "visreg", "infonce", "vicreg")),
+    ],
+    ids=str,
+)
+def test_the_real_step_costs_what_the_summary_says(options: dict[str, Any]) -> None:
+    """Counted on the CPU while it runs: teacher, target, terms and all."""
+    model = tiny_model(**options)
+    images, keys = images_for(model, batch=4), torch.arange(4)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(images, plan=model.plan(images)).loss.backward()
-    assert counter.get_total_flops() == 2 * summarise(model).step_flops
+        plan = model.plan(images, keys=keys)
+        model(images, plan=plan, keys=keys, views=2).loss.backward()
+    expected = counter.get_total_flops()
+    if options.get("mask") == "block":  # where blocks lie does not matter, and is not known of a summary
+        assert summarise(model).step_flops == pytest.approx(expected / 4)
+    else:
+        assert 4 * summarise(model).step_flops == expected
+
+
+def test_the_step_of_a_model_without_its_teacher_is_counted_without_it() -> None:
+    with_teacher = summarise(tiny_config(target="features", teacher="ema"))
+    alone = summarise(tiny_config(target="features", teacher="frozen", teacher_source="elsewhere"))
+    assert alone.step_flops == with_teacher.step_flops - with_teacher.encode_flops
 
 
 def test_vit_huge_takes_seconds_at_most() -> None:

@@ -116,7 +116,9 @@ def test_more_layers_than_there_are_blocks_are_refused():
 
 
 def test_features_without_a_teacher_are_refused():
-    with pytest.raises(UsageError, match="target features needs a teacher that gives tokens; choose one"):
+    with pytest.raises(
+        UsageError, match="target features needs a teacher that gives tokens; give --teacher ema or --teacher frozen"
+    ):
         mae.create_model("mae_vit_tiny_patch16", **SIZES, target="features")
 
 

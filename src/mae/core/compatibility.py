@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mae.core.contracts import Term
+from mae.core.kinds import find, kinds
 from mae.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,14 +29,15 @@ def check_method(method: "MethodConfig") -> None:
     whole = [part.kind for part in (target, *method.terms) if part.reads_whole]
     for kind in whole:
         if method.tokenizer.nodata is not None:
-            raise UsageError(f"{kind} reads whole samples, and those have gaps where no data is; leave it out")
+            raise UsageError(
+                f"{kind} reads whole samples, and those have gaps where no data is; leave out {kind} or nodata"
+            )
     for term in method.terms:
         _check_term(term, method)
     for part in (target, *method.terms):
         if missing := sorted(part.needs - method.gives.keys()):
-            raise UsageError(
-                f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; choose one with --teacher"
-            )
+            giving = " or ".join(f"--teacher {kind}" for kind in _teachers_giving(missing[0], method)) or "one"
+            raise UsageError(f"{part.slot} {part.kind} needs a teacher that gives {missing[0]}; give {giving}")
     _check_loss(method)
     if method.decoder.needs_mask_tokens != method.encoder.mask_tokens:
         have = "" if method.encoder.mask_tokens else "no "
@@ -46,6 +48,13 @@ def check_method(method: "MethodConfig") -> None:
     _check_scores(method)
     mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
     target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
+
+
+def _teachers_giving(output: str, method: "MethodConfig") -> list[str]:
+    found = {kind: find("teachers", kind) for kind in kinds("teachers")}
+    # One that opens a network gives nothing before it is told which.
+    each = {kind: cls(**({"source": "any"} if cls.opens else {})) for kind, cls in found.items()}
+    return [kind for kind, teacher in each.items() if output in teacher.gives(method.encoder)]
 
 
 def _check_loss(method: "MethodConfig") -> None:

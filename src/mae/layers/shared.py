@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
+from mae.layers.precision import without_autocast
 from mae.layers.together import num_together
 
 
@@ -21,7 +22,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         if not self.training or processes == 1:
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             values, axes = x.float(), (0, 2, 3)
             mean = all_reduce(values.mean(dim=axes)) / processes
             centred = values - mean[:, None, None]

@@ -42,7 +42,7 @@ class BlockMasking(PlanarMask):
         hidden: Bool[Tensor, "B N"] = torch.zeros(len(draws), num_tokens, dtype=torch.bool, device=draws.device)
         for block in draws.unbind(1):
             left = num_tokens - num_visible - hidden.sum(dim=1, keepdim=True)
-            if not bool(left.any()):
+            if not (draws.is_meta or bool(left.any())):  # the rest would change nothing
                 break
             hidden |= _first(self._inside(block, left, request.layout) & ~hidden, left)
         hidden |= _first(~hidden, num_tokens - num_visible - hidden.sum(dim=1, keepdim=True))

@@ -14,6 +14,7 @@ from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.layers.attention_pooling import AttentionPooling
 from mae.layers.lora import add_lora
+from mae.layers.precision import without_autocast
 from mae.layers.score_pooling import ScorePooling
 from mae.layers.transformer import LAYER_NORM_EPS
 from mae.models.given_images import Images
@@ -267,7 +268,7 @@ class ImageClassifier(Classifier):
         logits = self.classify(self.encode(images))
         if target is None:
             return logits
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images.device):
             loss = cross_entropy(logits.float(), target, label_smoothing=self.label_smoothing)
         return ClassifierOutput(loss=loss, terms={"cross_entropy": loss}, logits=logits)
 

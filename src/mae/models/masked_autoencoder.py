@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mae.core.contracts import Batch, Mask, Step, Target, Taught, Teacher, Term, Tokenizer
 from mae.core.types import Encoded, Layout, MAEOutput, MaskPlan, MaskRequest, SourceNetwork
 from mae.errors import UsageError
+from mae.layers.precision import without_autocast
 from mae.masks.given import plan_from_mask
 from mae.models.pretrained import PretrainedEncoder, described_component
 
@@ -139,7 +140,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         encoded = self.encoded(images, plan)
         prediction = self.decoder(encoded, plan, layout)
         projected = {t.kind: self.term_heads[t.kind](encoded, plan, layout) for t in terms if t.kind in self.term_heads}
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images.device):
             reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
             values = {t.kind: t(replace(step, projected=projected.get(t.kind))) for t in terms}
         weighted = [reconstruction, *(term.weight * values[term.kind] for term in terms)]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.distributed import all_reduce
@@ -14,6 +13,7 @@ from mae.core.method import MethodConfig
 from mae.encoders.vit import Features
 from mae.errors import UsageError
 from mae.layers.map_heads import LinearMapHead, UPerNetHead
+from mae.layers.precision import without_autocast
 from mae.layers.together import num_together
 from mae.models.given_images import Images, given_images, whole
 from mae.models.inference import undisturbed
@@ -198,7 +198,7 @@ def told(
     processes = num_together()
     if processes > 1:
         all_reduce(counted)
-    with torch.autocast(images.device.type, enabled=False):
+    with without_autocast(images.device):
         total = cross_entropy(logits.float(), target, ignore_index=_IGNORED, reduction="sum")
     loss = total * processes / counted.clamp(min=1)
     return SegmenterOutput(loss=loss, terms={"cross_entropy": loss}, logits=logits)

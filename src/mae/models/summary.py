@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,9 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mae.core.method import MethodConfig
+from mae.core.types import Layout
 from mae.errors import UsageError
 from mae.models.build import build_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
+
+_ROWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,8 @@ class ModelSummary:
         encoder_flops: operations per image of the encoder on visible tokens, forward only.
         decoder_flops: operations per image of the decoder, forward only.
         head_flops: of them those of its last layer, which predicts the patches.
-        step_flops: operations per image of a training step, forward and backward.
+        step_flops: operations per image of a training step, forward and backward, with the teacher's; without these,
+            and those of the target, where no model's file holds the teacher.
         encode_flops: operations per image of `encode`, which sees every patch.
     """
 
@@ -69,15 +74,8 @@ def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
         images = torch.empty(1, layout.channels, *layout.size)
         plan = twin.plan(images)
         predicted = torch.empty(plan.predicted.numel(), decoder_width := twin.decoder.pred.in_features)
-    encoder, decoder, heads = twin.encoder, twin.decoder, twin.term_heads.values()
+    encoder, decoder = twin.encoder, twin.decoder
     encoded = twin.encoded(images, plan)
-
-    def step() -> None:
-        # Target and loss hold no product, and autocast, which the loss switches off, knows no meta device.
-        seen = twin.encoded(images, plan)
-        found = [decoder(seen, plan, layout), *(head(seen, plan, layout) for head in heads)]
-        torch.stack([values.sum() for values in found]).sum().backward()
-
     return ModelSummary(
         encoder_params=_num_trained(encoder),
         decoder_params=_num_trained(decoder),
@@ -87,9 +85,22 @@ def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
         encoder_flops=_flops(lambda: encoder(images, plan)),
         decoder_flops=_flops(lambda: decoder(encoded, plan, layout)),
         head_flops=_flops(lambda: decoder.pred(predicted)),
-        step_flops=_flops(step),
+        step_flops=_flops(partial(_step, twin, layout)) // _ROWS,
         encode_flops=_flops(lambda: encoder(images)),
     )
+
+
+def _step(model: MaskedAutoencoder, layout: Layout) -> None:
+    """A training step on the meta device, of two views of two images, which terms may compare."""
+    images = torch.empty(_ROWS, layout.channels, *layout.size, device="meta")
+    keys = torch.zeros(_ROWS, dtype=torch.int64, device="meta")
+    plan = model.plan(images, keys=keys)
+    if model.has_loss:
+        model(images, plan=plan, keys=keys, views=2).loss.backward()
+        return
+    encoded = model.encoded(images, plan)
+    found = [each(encoded, plan, layout) for each in (model.decoder, *model.term_heads.values())]
+    torch.stack([values.sum() for values in found]).sum().backward()
 
 
 def _num_trained(part: nn.Module) -> int:

@@ -14,6 +14,7 @@ from mae.core.component import Count
 from mae.core.contracts import Batch, Target, Taught
 from mae.core.types import Layout, take_tokens
 from mae.errors import UsageError
+from mae.layers.precision import without_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class HogTarget(Target):
         """The normalised histogram of each cell, in each channel."""
         channels = images.shape[1]
         kernels = _sobel(images.device)
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images.device):
             padded = functional.pad(images, (1, 1, 1, 1), mode="reflect").flatten(0, 1).unsqueeze(1)
             gradient = functional.conv2d(padded, kernels).unflatten(0, (-1, channels))  # [B, C, 2, H, W]
             x, y = gradient.unbind(2)

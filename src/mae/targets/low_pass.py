@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mae.core.component import Alias, ShareOfAll
+from mae.layers.precision import without_autocast
 from mae.targets.pixels import PixelTarget
 
 EDGE_SLACK = 1e-6  # a wave on the circle itself stays, whatever the rounding
@@ -26,7 +27,7 @@ def low_pass(images: Float[Tensor, "B C H W"], cutoff: float) -> Float[Tensor, "
     across = torch.arange(width // 2 + 1, device=images.device) / width
     squared_radius = down.square().unsqueeze(-1) + across.square()
     keep = squared_radius <= (0.5 * cutoff) ** 2 * (1 + EDGE_SLACK)
-    with torch.autocast(images.device.type, enabled=False):
+    with without_autocast(images.device):
         return torch.fft.irfft2(torch.fft.rfft2(images.float()) * keep, s=(height, width))
 
 

@@ -15,6 +15,7 @@ from mae.core.component import Width
 from mae.core.contracts import Batch, Target, Taught
 from mae.core.types import Layout
 from mae.errors import UsageError
+from mae.layers.precision import without_autocast
 from mae.randomness import FIXED_EPOCH, Stream, sample_keys, uniform
 from mae.targets.pixels import normalise_patches
 
@@ -59,6 +60,6 @@ class RandomProjectionTarget(Target):
         """Target values of the given tokens (None: every token in raster order), float32."""
         patches = batch.cut(tokens).float()
         values, _ = normalise_patches(patches)
-        with torch.autocast(patches.device.type, enabled=False):
+        with without_autocast(patches.device):
             mapped = values @ self.projection(patches.shape[-1], device=patches.device)
         return layer_norm(mapped, mapped.shape[-1:])

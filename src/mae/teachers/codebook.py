@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mae.core.component import Metavar, Share
 from mae.core.contracts import Batch, Encoder, Teacher
 from mae.errors import UsageError
+from mae.layers.precision import without_autocast
 from mae.layers.together import gather_features, num_together
 from mae.randomness import Stream, drawing_from, uniform
 
@@ -92,7 +93,7 @@ class CodebookNetwork(nn.Module):
         Raises:
             UsageError: in training mode, a batch without keys.
         """
-        with torch.autocast(batch.x.device.type, enabled=False):
+        with without_autocast(batch.x.device):
             patches = _patterns(batch.cut().to(self.codes))
             known = ~patches.isnan().any(dim=-1)
             nearest = self.nearest(patches.nan_to_num(nan=0.0))

@@ -11,6 +11,7 @@ from torch import Tensor
 from mae.core.component import Count, NotNegative, Weight
 from mae.core.contracts import Step, Term
 from mae.errors import UsageError
+from mae.layers.precision import without_autocast
 from mae.layers.together import gather_features, largest_together
 
 
@@ -81,7 +82,7 @@ class FocalFrequencyError(Term):
         """
         error = error.float()
         parts = self._parts(error)
-        with torch.autocast(error.device.type, enabled=False):
+        with without_autocast(error.device):
             spectrum = torch.fft.rfft2(parts, norm="ortho")  # half the plane: the other half mirrors it
         if self.average_spectrum:
             spectrum = _mean_together(spectrum)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from mae.core.component import Weight
 from mae.core.contracts import Step, Term
+from mae.layers.precision import without_autocast
 from mae.layers.together import gather_features
 
 
@@ -44,7 +45,7 @@ class Uniformity(Term):
         Args:
             features: one row an image, any length, any floating type.
         """
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device):
             unit = gather_features(functional.normalize(features.float(), dim=-1))
             cosines = unit @ unit.T
         if self.form == "squared_cosine":

@@ -49,7 +49,8 @@ class Quality:
             metrics=(LINEAR_PROBE, KNN, *TRAINING),
             notes=(
                 "Recipes differ in length, batch size and learning rate. Each run's rate falls to 0 at its own end, so "
-                "that a checkpoint before the end shows less than a run of that length would reach.",
+                "that a checkpoint before the end shows less than a run of that length would reach. Arithmetic is that "
+                "of matrix products, a teacher's among them unless it is another model (--teacher frozen).",
             ),
             varied=("epochs", "steps", "batch_size"),
             checkpoints=self.checkpoints,
