@@ -119,7 +119,8 @@ def _map_of(images: ImageSet, number: int, segmenter: Segmenter) -> UInt8[Tensor
 
 def _paths(name: str, number: int) -> Iterator[str]:
     """Where the map of an image lies, and where else if another map does."""
-    *folders, stem = (short_name(part) for part in PurePosixPath(name).with_suffix("").parts if part not in ("/", ".."))
+    path = PurePosixPath(name)
+    folders, stem = [short_name(part) for part in path.parts[:-1] if part not in ("/", "..")], short_name(path.stem)
     yield "/".join([*folders, f"{stem}.png"])
     yield from ("/".join([*folders, f"{stem}-{each}.png"]) for each in count(number))
 
