@@ -135,9 +135,19 @@ def test_maps_are_read_as_masks_of_their_images(segmenter: Segmenter, tmp_path: 
 
 @pytest.mark.parametrize("sheet", ["maps/sheet.png", "sheet.png"])
 def test_a_picture_may_lie_among_the_maps(segmenter: Segmenter, tmp_path: Path, sheet: str):
-    images = images_of(tmp_path / "images", "a.png")
+    images = images_of(tmp_path / "images", "a.png", "sheet.png")
     assert main([*command(tmp_path, images), "--sheet", str(tmp_path / sheet)]) == 0
-    assert (tmp_path / sheet).is_file() and (tmp_path / "maps" / "maps.csv").is_file()
+    told = told_in(tmp_path / "maps")
+    assert told[str(images / "sheet.png")] == ("sheet-1.png" if sheet == "maps/sheet.png" else "sheet.png")
+    assert Image.open(tmp_path / sheet).width > 200  # and no map
+
+
+def test_a_picture_of_maps_shows_what_can_be_read(segmenter: Segmenter, tmp_path: Path):
+    images = images_of(tmp_path / "images", *(f"{number:02}.png" for number in range(20)))
+    for number in predict_maps.spread(20, 8).tolist():
+        (images / f"{number:02}.png").write_bytes(b"no image")
+    assert main([*command(tmp_path, images), "--sheet", str(tmp_path / "sheet.png")]) == 0
+    assert (tmp_path / "sheet.png").is_file()
 
 
 def test_maps_of_a_list_lie_in_the_folder_whatever_the_list_names(segmenter: Segmenter, tmp_path: Path):

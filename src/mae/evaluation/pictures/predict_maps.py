@@ -78,11 +78,12 @@ def predict_maps(
     assert isinstance(segmenter, Segmenter)
     segmenter.to(choose_device(device))
     images = images_for(concealed(source), data_root, preprocessing_of(segmenter.config))
-    shown = set(spread(len(images), _DRAWN).tolist())
+    shown = spread(len(images), _DRAWN).tolist()
     drawn: dict[int, Tensor] = {}
     maps: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     with whole_folder(out) as folder:
+        place = None if sheet is None else _staged(sheet, out, folder)
         for number in range(len(images)):
             name = images.item_name(number)
             try:
@@ -90,21 +91,27 @@ def predict_maps(
             except UnreadableImage as error:
                 unreadable[name] = str(error)
                 continue
-            path = next(path for path in _paths(name_within(name, source), number) if not (folder / path).exists())
+            paths = _paths(name_within(name, source), number)
+            path = next(path for path in paths if folder / path != place and not (folder / path).exists())
             maps[path] = name
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(found.numpy()).save(folder / path)
-            if number in shown:
+            if shown and number >= shown[0]:  # it, or the next one that can be read
+                shown = [later for later in shown if later > number]
                 drawn[number] = resized_map(found.numpy(), preprocessing_of(segmenter.config).img_size)
         if not maps:
             raise MAEError(f"no image can be read: {next(iter(unreadable.values()), 'there is none')}")
         write_whole(folder / CLASSES, "".join(f"{visible(name)}\n" for name in _class_names(segmenter)))
         write_names(folder / TABLE, _as_csv(maps, unreadable))
-        if sheet is not None:
-            is_inside = sheet.resolve().is_relative_to(out.resolve())
-            place = folder / sheet.resolve().relative_to(out.resolve()) if is_inside else sheet
+        if place is not None:
             _draw(images, drawn, segmenter, title=f"Classes of {source}", path=place)
     return WrittenMaps(images=len(maps), unreadable=unreadable)
+
+
+def _staged(path: Path, out: Path, folder: Path) -> Path:
+    """Where a file is written until the folder that stands for `out` becomes it."""
+    whole, outer = path.resolve(), out.resolve()
+    return folder / whole.relative_to(outer) if whole.is_relative_to(outer) else path
 
 
 def _map_of(images: ImageSet, number: int, segmenter: Segmenter) -> UInt8[Tensor, "h w"]:
