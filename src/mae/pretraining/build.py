@@ -35,7 +35,7 @@ from mae.pretraining.resolve import RunContext, peak_rate, warmup_steps
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
 from mae.report.figures.tones import rgb_channels
-from mae.training.checkpoint import check_room, folder_step
+from mae.training.checkpoint import check_room, folder_step, parameter_bytes
 from mae.training.engine import Trainer
 from mae.training.optimizer import make_optimizer
 from mae.training.saver import BackgroundWriter
@@ -278,8 +278,8 @@ def _kept_every(prepared: RunContext, model: MaskedAutoencoder) -> int | None:
 
 
 def _checkpoint_bytes(model: MaskedAutoencoder) -> int:
-    one = 3 * _num_bytes(model)  # and two averages
-    return one if model.teacher is None else one + _num_bytes(model.teacher)
+    one = 3 * parameter_bytes(model.parameters())  # and two averages
+    return one if model.teacher is None else one + parameter_bytes(model.teacher.parameters())
 
 
 def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | None) -> None:
@@ -304,10 +304,6 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
         count = int(folder_step(Path(newest)) != prepared.total_steps)
     instead = "" if prepared.resume else " or choose another --out"
     check_room(prepared.folder.checkpoints, count=count, num_bytes=_checkpoint_bytes(model), instead=instead)
-
-
-def _num_bytes(module: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: BackgroundWriter) -> Callable[[int], None]:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,6 +230,11 @@ def check_room(folder: Path, *, count: int, num_bytes: int, instead: str = "") -
             f"{folder.parent} is on a disk with {free / 1e6:,.1f} MB free; {what} {count * num_bytes / 1e6:,.1f} MB; "
             f"free space there{instead}"
         )
+
+
+def parameter_bytes(parameters: Iterable[Tensor]) -> int:
+    """Of all of them together."""
+    return sum(each.nbytes for each in parameters)
 
 
 def leftover_bytes(folder: Path) -> int:

@@ -27,7 +27,7 @@ from mae.randomness import Stream, seeds
 from mae.records import write_json
 from mae.report.terminal.console import ProgressDisplay
 from mae.text import visible
-from mae.training.checkpoint import check_room, find_checkpoint, remove_leftovers, usable_checkpoint
+from mae.training.checkpoint import check_room, find_checkpoint, parameter_bytes, remove_leftovers, usable_checkpoint
 from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
@@ -166,9 +166,9 @@ def train_with_labels(
         periodic = PeriodicTask(every=every, run=lambda step: evaluate(), everywhere=True)
         if trainer.step < total_steps:
             task.world.from_main(lambda: _check_room(folder / "checkpoints", module))
-        if trainer.step < total_steps and not _train(task, folder, trainer, periodic):
-            text = f"stopped and saved in {folder}; resumes when you rerun the same command"
-            raise Stopped(text, by=trainer.stopped_by)
+            if not _train(task, folder, trainer, periodic):
+                text = f"stopped and saved in {folder}; resumes when you rerun the same command"
+                raise Stopped(text, by=trainer.stopped_by)
         rows = task.world.from_main(lambda: read_rows(folder / "metrics.jsonl"))
     evaluated = [row for row in rows if "evaluation" in row]
     curve = tuple({"epoch": row["step"] / batches.steps_per_epoch, **row["evaluation"]} for row in evaluated)
@@ -217,12 +217,9 @@ def _trainer(
 
 def _check_room(folder: Path, module: nn.Module) -> None:
     """Refuse to train where nothing could be saved: two checkpoints fit at first, then one beside the newest."""
-    weights, trained = (
-        sum(each.numel() * each.element_size() for each in module.parameters() if of(each))
-        for of in (lambda each: True, lambda each: each.requires_grad)
-    )
-    count = 1 if find_checkpoint(folder) else 2
-    check_room(folder, count=count, num_bytes=weights + 2 * trained)  # of those two averages
+    parameters = list(module.parameters())
+    averages = 2 * parameter_bytes(each for each in parameters if each.requires_grad)
+    check_room(folder, count=1 if find_checkpoint(folder) else 2, num_bytes=parameter_bytes(parameters) + averages)
 
 
 def _resume(trainer: Trainer, folder: Path, task: Task) -> None:

@@ -82,7 +82,7 @@ def predict_maps(
     drawn: dict[int, Tensor] = {}
     maps: dict[str, str] = {}
     unreadable: dict[str, str] = {}
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder, undisturbed(segmenter):
         place = None if sheet is None else _staged(sheet, out, folder)
         for number in range(len(images)):
             name = images.item_name(number)
@@ -118,8 +118,7 @@ def _map_of(images: ImageSet, number: int, segmenter: Segmenter) -> UInt8[Tensor
     """The class of each pixel of an image; raises `UnreadableImage`, of another shape than can be told too."""
     image, device = images.get(number), next(segmenter.parameters()).device
     try:
-        with undisturbed(segmenter):
-            return map_of_classes(image, preprocessing_of(segmenter.config), segmenter, device=device)
+        return map_of_classes(image, preprocessing_of(segmenter.config), segmenter, device=device)
     except MAEError as error:
         raise UnreadableImage(f"{images.item_name(number)} is {error}") from error
 
