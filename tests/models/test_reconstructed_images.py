@@ -175,6 +175,21 @@ def test_a_plan_that_predicts_little_is_drawn_whole(small_model, blocky_images):
     assert torch.equal(reconstruct(model, images, part).full, reconstruct(model, images, plan).full)
 
 
+def test_nothing_is_read_before_it_has_come_from_the_device(small_model, blocky_images, monkeypatch):
+    asked_for: list[dict] = []
+    to = Tensor.to
+
+    def recorded(self: Tensor, *args, **options):
+        asked_for.append(options)
+        return to(self, *args, **options)
+
+    model, images = small_model(norm_pix=True), blocky_images()
+    plan = model.plan(images)
+    monkeypatch.setattr(Tensor, "to", recorded)
+    reconstruct(model, images, plan)
+    assert asked_for and not any(options.get("non_blocking") for options in asked_for)
+
+
 def test_target_without_pixels_is_refused(small_model, blocky_images):
     model, images = small_model(norm_pix=False), blocky_images()
     model.target = HogTarget()

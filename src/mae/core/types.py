@@ -102,7 +102,7 @@ class MaskPlan:
 
     def to(self, device: torch.device) -> "MaskPlan":
         """The same plan on another device."""
-        return self._each(lambda values: values.to(device, non_blocking=True))
+        return self._each(lambda values: values.to(device))  # a copy to the host must have arrived when it is read
 
     def take(self, rows: Any) -> "MaskPlan":
         """The plan of some samples: a slice, numbers, or booleans."""
