@@ -277,3 +277,23 @@ def test_a_run_is_explored_on_its_own_images(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "images").rename(tmp_path / "moved")
     with pytest.raises(UsageError, match="the images of the run .*does not exist.*name others with --data"):
         explore(tmp_path / "run", device="cpu", quiet=True)
+
+
+def test_what_is_asked_for_is_looked_at_below_train_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    planted_images(tmp_path / "images" / "train")
+    shutil.copytree(tmp_path / "images" / "train", tmp_path / "images" / "test")
+    model = planted_model(tmp_path / "model.safetensors")
+    monkeypatch.setattr("mae.exploration.run.SECTIONS", ())
+    monkeypatch.chdir(tmp_path)
+
+    def told(**options: object) -> str:
+        page = explore(model, out="page.html", device="cpu", quiet=True, **options)
+        text = page.read_text(encoding="ascii")
+        page.unlink()
+        return text
+
+    assert f"{2 * COUNT} of images (" in told(data="images") and "left out" not in told(data="images")
+    assert "drawn), 2 classes" in told(data="images", images=5)
+    monkeypatch.setattr("mae.exploration.run._own_source", lambda *_: "images")  # as of a run on the same folder
+    own = told(images=5)
+    assert f"train/ only, {COUNT} files; left out: test/ ({COUNT} files); 5 of {COUNT} images, drawn" in own

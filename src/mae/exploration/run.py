@@ -11,7 +11,7 @@ from mae.config import RunConfig
 from mae.credentials import concealed
 from mae.data.dataset.sampled import sample
 from mae.data.sources.names import check_exists
-from mae.data.sources.open import Source, open_source
+from mae.data.sources.open import Source, open_all, open_source
 from mae.errors import UsageError
 from mae.evaluation.common.task import UnlabelledTask
 from mae.evaluation.extractors.extractor import Extractor, show_loaded
@@ -53,7 +53,7 @@ def explore(
 
     Args:
         run: a run folder, one of its checkpoints or a model's `.safetensors` file.
-        data: images, see `RunConfig.source`; labelled ones are coloured by class. None: those of the run.
+        data: images, see `mae.embed`; labelled ones are coloured by class. None: those that the run trained on.
         out: the page, a new file; None: `explore.html` in the run's folder, written anew each time.
         images: how many are looked at, drawn by chance, the same ones each time; all where there are fewer.
         map: `pca`, two principal components; or `umap`, which keeps neighbours together (`openmae[umap]`).
@@ -80,7 +80,8 @@ def explore(
     folder = RunFolder(Path(run)) if RunFolder(Path(run)).holds_run else None
     spec = concealed(str(data)) if data is not None else _own_source(run, folder, root)
     with stage(console, f"Reading the images of {spec}"):
-        source = _some(open_source(spec, data_root=root), images)
+        # Of its own images a run has seen those that `open_source` gives; of others all were asked for.
+        source = _some((open_source if data is None else open_all)(spec, data_root=root), images)
         labels, class_names = labels_of(source, spec, data_root=root)
     usual = usual_folder(str(run), extractor)
     with _folder_of_pictures(pictures) as place:
@@ -142,7 +143,7 @@ def _some(source: Source, count: int) -> Source:
     if len(source) <= count:
         return source
     numbers = sample(source, _SEED, FIXED_EPOCH, count).sort().values.numpy()
-    return source.take(numbers, f"{count:,} of {len(source):,} images, drawn")
+    return source.take(numbers, f"{source.note}; {count:,} of {len(source):,} images, drawn")
 
 
 @contextmanager

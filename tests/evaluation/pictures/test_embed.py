@@ -92,6 +92,29 @@ def test_a_row_an_image_in_every_format(photos, model, tmp_path, suffix):
     assert arrays["mean"].dtype in (np.float32, np.float64) and exact.mean.shape[1] == 32
 
 
+def test_every_image_has_a_row_beside_train_too(photos, model, tmp_path):
+    names = ["test/t.png", "top.png", "train/a.png", "train/b.png"]
+    for number, name in enumerate(names):
+        path = tmp_path / "parts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(9, 8, seed=number))
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"parts/{name}\n" for name in names[::-1]))
+    asked = [str(tmp_path / "parts" / name) for name in names]
+    for source, wanted in ((tmp_path / "parts", asked), (listed, asked[::-1])):
+        assert read(mae.embed(model, source, out=tmp_path / f"{source.stem}.csv", **QUICK))[0] == wanted
+    drawn = mae.neighbours(model, listed, out=tmp_path / "n.csv", queries=["test/t.png"], k=9, **QUICK)
+    with drawn.open(newline="") as file:
+        assert {row["neighbour"] for row in csv.DictReader(file)} == {*asked} - {asked[0]}
+
+
+def test_a_set_known_by_name_tells_which_part_is_taken(tmp_path, capsys):
+    mine, _ = counted(both)
+    names, _, _ = read(mae.embed(mine, "builtin:digits", out=tmp_path / "f.npz", device="cpu"))
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"builtin:digits: {len(names):,} of 400 scanned digits, the training split; its test images are left" in told
+
+
 def test_a_csv_holds_the_same_values(photos, model, tmp_path):
     _, _, table = read(mae.embed(model, photos, out=tmp_path / "f.csv", **QUICK))
     _, _, arrays = read(mae.embed(model, photos, out=tmp_path / "f.npz", **QUICK))

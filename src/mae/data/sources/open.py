@@ -32,7 +32,8 @@ from mae.text import visible
 Files = FileSource | ZipSource | PackSource | TarSource | RowSource
 """Sources whose images have names, with directories that may give splits and classes."""
 
-_WITH_SPLITS = tuple(known for known in KNOWN if known != "imagenet")  # the others are the user's own files
+WITH_SPLITS = tuple(known for known in KNOWN if known != "imagenet")
+"""Sets of `KNOWN` whose splits come apart; all other sources are the user's own files."""
 
 
 def open_source(spec: str, *, data_root: Path) -> Source:
@@ -61,6 +62,20 @@ def open_source(spec: str, *, data_root: Path) -> Source:
     return _training_split(_open_files(spec, data_root))
 
 
+def open_all(spec: str, *, data_root: Path) -> Source:
+    """Every image of the user's own files, in `train` or not; of one of `WITH_SPLITS` what `open_source` gives.
+
+    Args:
+        spec: see `open_source`.
+        data_root: see `open_source`.
+
+    Raises:
+        UsageError: as `open_source`.
+        MAEError: as `open_source`.
+    """
+    return open_source(spec, data_root=data_root) if spec in WITH_SPLITS else _open_files(spec, data_root)
+
+
 def open_whole(spec: str, *, data_root: Path) -> Source | LabelledData:
     """All images, including the splits that `open_source` leaves out; what `mae pack` packs.
 
@@ -77,7 +92,7 @@ def open_whole(spec: str, *, data_root: Path) -> Source | LabelledData:
     """
     if spec in ("cifar10", "builtin:digits"):
         return _known(spec, data_root)
-    return open_source(spec, data_root=data_root) if spec in _WITH_SPLITS else _open_files(spec, data_root)
+    return open_all(spec, data_root=data_root)
 
 
 def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> LabelledData:
@@ -101,10 +116,10 @@ def open_labelled(spec: str, *, data_root: Path, test: str | None = None) -> Lab
     """
     if test is not None:
         for known in (spec, test):
-            if known in _WITH_SPLITS:
+            if known in WITH_SPLITS:
                 raise UsageError(f"{known} has its own test split; give it alone, or two folders, lists or zips")
         return _two_splits(_open_files(spec, data_root), _open_files(test, data_root))
-    if spec in _WITH_SPLITS:
+    if spec in WITH_SPLITS:
         return _known(spec, data_root)
     source = _open_files(spec, data_root)
     if all(_inside(source, tops).any() for tops in (TRAIN, TEST)):
@@ -119,7 +134,7 @@ def open_held_out(spec: str, *, data_root: Path) -> Source:
         UsageError: as `open_source`.
         MAEError: a known data set that cannot be downloaded.
     """
-    if spec in _WITH_SPLITS:
+    if spec in WITH_SPLITS:
         return open_labelled(spec, data_root=data_root).test.source
     source = _open_files(spec, data_root)
     inside = np.flatnonzero(_inside(source, TEST))

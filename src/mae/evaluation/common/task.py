@@ -17,7 +17,7 @@ from mae.data.annotations.segmentation import SegmentationData, SegmentationSpli
 from mae.data.dataset.images import ImageSet
 from mae.data.inspect.exact_duplicates import same_content
 from mae.data.sources.labels import LabelledData, LabelledSplit
-from mae.data.sources.open import Source, open_source
+from mae.data.sources.open import WITH_SPLITS, Source, open_all
 from mae.evaluation.common.dense import grid_of, resized_map
 from mae.evaluation.common.metrics import majority_share
 from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_extractors, show_loaded
@@ -332,7 +332,9 @@ class UnlabelledTask(_Task):
 def open_images(
     model: Any, source: str, *, data_root: Path, device: torch.device, console: Console, world: World
 ) -> UnlabelledTask:
-    """A model on unlabelled images; progress is shown by the main process alone.
+    """A model on unlabelled images: all of them, but of a set known by name the part to pre-train on, which is told.
+
+    Progress is shown by the main process alone.
 
     Raises:
         UsageError: no such model or images.
@@ -341,8 +343,10 @@ def open_images(
     if not world.is_main:
         console = Console(quiet=True)
     with world.main_first():  # a download goes to one folder
-        extractor, opened = open_extractor(model, device=device), open_source(source, data_root=data_root)
+        extractor, opened = open_extractor(model, device=device), open_all(source, data_root=data_root)
     show_loaded(console, extractor.loaded)
+    if source in WITH_SPLITS:
+        console.print(f"{source}: {opened.note}; its test images are left out", soft_wrap=True, highlight=False)
     return UnlabelledTask(
         extractor=extractor,
         source=opened,

@@ -40,7 +40,8 @@ def embed(
 
     Args:
         model: see `mae.evaluate`.
-        source: images, see `RunConfig.source`.
+        source: images, see `RunConfig.source`: all of them, below `train/` or not, but of a set known by name, such as
+            `cifar10`, the part to pre-train on.
         out: a new file that ends in `.parquet`, `.csv`, `.npz` or `.safetensors`.
         features: which ones: `cls`, `mean`, `pooled`, `patches`, as the model has them; none: all but `patches`,
             or `learned` alone where there is a `pool`.

@@ -48,7 +48,7 @@ def neighbours(
 
     Args:
         model: see `mae.evaluate`.
-        source: images, see `RunConfig.source`.
+        source: images, see `mae.embed`.
         out: a new file: a `.png`, or a `.csv` of the same, a row a neighbour: `query`, `rank` (from 1), `neighbour`,
             `cosine` and `centred_cosine`.
         queries: ends of the names of the images to start from, or how many to draw by `seed`.
