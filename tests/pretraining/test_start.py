@@ -296,6 +296,36 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_them_agai
         mae.pretrain("builtin:digits", resume=True, **{**asked, "init_from": "others.safetensors"})
 
 
+@pytest.mark.parametrize("with_digest", [True, False])
+def test_other_weights_than_it_was_begun_with_are_refused(weights: Path, tiny: dict[str, Any], with_digest: bool):
+    own = ("model", "img_size", "patch_size", "mlp_ratio")
+    options = {name: value for name, value in tiny.items() if name not in own}
+    out = weights.parent / "run"
+    mae.pretrain("builtin:digits", init_from=weights, out=out, **options)
+    shutil.rmtree(out / "checkpoints")
+    for name in ("metrics.jsonl", "ended.json"):
+        (out / name).unlink()
+    if not with_digest:  # as earlier versions wrote it
+        facts = json.loads((out / "data.json").read_text())
+        del facts["start"]["digest"]
+        (out / "data.json").write_text(json.dumps(facts))
+    old = weights.read_bytes()
+    message = r"--init-from .*weights.safetensors holds other weights than when the run was begun; put the old ones ba"
+    stored(weights, DIGITS.override({"depth": 3}))
+    with pytest.raises(UsageError, match=message):
+        mae.pretrain(out=out, resume=True, quiet=True)
+    model = mae.load(stored(weights))
+    with torch.no_grad():
+        next(iter(model.parameters())).add_(1)
+    save_model(model, weights, model_metadata(model, licence=None))
+    if with_digest:
+        with pytest.raises(UsageError, match=message):
+            mae.pretrain(out=out, resume=True, quiet=True)
+    assert not (out / "metrics.jsonl").exists()
+    weights.write_bytes(old)
+    assert mae.pretrain(out=out, resume=True, quiet=True).finished
+
+
 def test_weights_of_others_begin_a_run(tmp_path: Path):
     model = create_model("mae_vit_lesson_patch4", img_size=8, patch_size=2, in_chans=1, mean=(0.3,), std=(0.4,))
     path = saved(tmp_path / "theirs.pth", official(PretrainedEncoder(encoder=model.encoder, config=model.config)))

@@ -25,6 +25,7 @@ from mae.data.loading.sampler import AllBut, Numbers
 from mae.data.sources.names import check_apart, check_exists
 from mae.data.sources.open import absolute_source, open_source
 from mae.errors import UsageError
+from mae.evaluation.extractors.extractor import weights_digest
 from mae.masks.schedule import RatioSchedule
 from mae.modalities.images.crop import Augmentation
 from mae.models.presets import model_config
@@ -347,6 +348,25 @@ def find_init_weights(config: RunConfig, world: World) -> InitWeights | None:
         return open_init_weights(config.init_from)
 
 
+def find_begun_weights(prepared: RunContext) -> InitWeights | None:
+    """The weights that a run began with, for one that goes on from before its first checkpoint; None: fresh ones.
+
+    Raises:
+        UsageError: see `open_init_weights`; other weights than when the run was begun.
+        MAEError: see `open_init_weights`.
+    """
+    start, begun = find_init_weights(prepared.config, prepared.world), prepared.found.get("start")
+    if start is None or begun is None:
+        return start
+    digest = begun.get("digest")  # earlier versions wrote none
+    if weights_of(prepared.folder) != start.config or digest not in (None, weights_digest(start.model)):
+        raise UsageError(
+            f"--init-from {prepared.config.init_from} holds other weights than when the run was begun; put the old "
+            "ones back there, or start a new run in another folder"
+        )
+    return start
+
+
 def total_steps(config: RunConfig, num_images: int) -> int:
     """Optimizer steps of a resolved run."""
     if config.optim.steps is not None:
@@ -544,6 +564,7 @@ def _found_start(start: InitWeights, model: MethodConfig) -> dict[str, Any]:
     }
     return {
         "model": start.config.to_json(),
+        "digest": weights_digest(start.model),
         "loaded": start.line,
         "fresh": " and ".join(words[name] for name in fresh_part(start, model)) or None,
         "licence": start.licence,

@@ -29,7 +29,7 @@ from mae.pretraining.estimate.compilation import settle_compilation
 from mae.pretraining.resolve import (
     RunContext,
     default_place,
-    find_init_weights,
+    find_begun_weights,
     in_smaller_parts,
     prepare_run,
     stored_config,
@@ -234,7 +234,7 @@ def _run(
     prepared: RunContext, newest: str | None, console: Console, held: ExitStack, callbacks: Sequence[Callback]
 ) -> PretrainResult:
     if newest == "":  # it was stopped before its first checkpoint
-        prepared = replace(prepared, start=find_init_weights(prepared.config, prepared.world))
+        prepared = replace(prepared, start=find_begun_weights(prepared))
     world, model = prepared.world, fresh_model(prepared)
     prepared = replace(prepared, start=None)
     world.from_main(partial(check_disk, prepared, model, newest))

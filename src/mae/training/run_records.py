@@ -16,6 +16,7 @@ class _StartFacts:
     loaded: str
     fresh: str | None
     licence: str | None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
