@@ -46,7 +46,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "knn": Meaning(
         name="k-NN accuracy",
         better="up",
-        normal="above its first look, which is that of the weights the run began with, and above the commonest class",
+        normal="above its first look, before the first step that of the weights the run began with, and above the "
+        "commonest class",
         percent=True,
     ),
     "probe": Meaning(

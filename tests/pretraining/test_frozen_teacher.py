@@ -19,6 +19,7 @@ from mae.errors import MAEError, UsageError
 from mae.pretraining.teacher import absolute_path
 from mae.pretraining.watch.replay_step import replay
 from mae.training.log import loss_rows, read_rows
+from mae.training.settings import PeriodicTask
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -169,7 +170,7 @@ def test_a_broken_step_is_replayed_with_the_teacher(
     monkeypatch.setattr(ImageSet, "statistics", lambda self, limit=0: ((5000.0,), (900.0,)))
     monkeypatch.setattr(ImageSet, "get", lambda self, index: sound(self, index) * (torch.inf if index == 7 else 1))
     monkeypatch.setattr("mae.training.engine.MAX_CONSECUTIVE", 1)
-    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: lambda step: None)
+    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: PeriodicTask(every=1, run=lambda step: None))
     monkeypatch.setattr("mae.pretraining.resolve.check_seen", lambda network, images: None)
     options = {"source": str(floats), "batch_size": 16, "target": "features", "teacher": "frozen"}
     with pytest.raises(MAEError, match="not finite.* replay it"):

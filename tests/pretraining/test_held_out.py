@@ -161,7 +161,7 @@ def test_a_name_in_what_could_not_be_measured_cannot_steer_the_terminal(tmp_path
     measure = make_monitor(ready, fresh_model(ready), console := Console(record=True, file=StringIO()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "_encode", fail := Mock(side_effect=MAEError("\x1b[2J.png is gone")))
-        measure(3)
+        measure.run(3)
     assert fail.called and "step 3: label-free numbers could not be measured, the run goes on: \ufffd[2J.png" in (
         console.export_text(styles=True)
     )

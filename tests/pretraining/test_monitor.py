@@ -23,6 +23,7 @@ from mae.modalities.images.crop import Augmentation
 from mae.pretraining.resolve import prepare_run
 from mae.pretraining.watch import online_eval as monitor
 from mae.pretraining.watch.online_eval import steps_between_looks, summarise_monitoring
+from mae.pretraining.watch.status import read_state
 from mae.training.distributed import World
 from mae.training.log import loss_rows, read_rows
 from mae.training.run_folder import RunFolder
@@ -159,6 +160,34 @@ def test_what_is_watched_may_change_on_resume(pretrain: Run, tmp_path: Path):
     assert result.summary["evaluation"]["knn"]["first"] == seen[5]["knn"]
     pretrain("plain")
     assert torch.equal(weights(tmp_path / "run"), weights(tmp_path / "plain"))
+
+
+def test_accuracies_on_other_images_are_not_compared(pretrain: Run, labelled: Path, tmp_path: Path):
+    def resumed(**options: Any) -> mae.PretrainResult:
+        (tmp_path / "run" / "checkpoints" / "step-00000006" / "manifest.json").unlink()
+        return mae.pretrain(out=tmp_path / "run", resume=True, quiet=True, **options)
+
+    def sets() -> list[str]:
+        return [row["monitor"] for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "monitor" in row]
+
+    same = pretrain(monitor="builtin:digits", monitor_every=EVERY_STEP)
+    assert "k-NN accuracy is" in read_state(same.folder, now=0.0).verdict and len(set(sets())) == 1
+    other = resumed(monitor=str(labelled))
+    seen = looks(tmp_path / "run")
+    assert "knn" in seen[0] and list(seen)[-2:] == [5, 6] and len(set(sets())) == 2
+    numbers = other.summary["evaluation"]
+    assert numbers["knn"]["first"] == seen[5]["knn"] and numbers["probe"]["best_step"] >= 5
+    assert numbers["chance"] == {"first": 0.5, "last": 0.5}
+    assert numbers["effective_rank"]["first"] == seen[0]["effective_rank"]
+    state = read_state(other.folder, now=0.0)
+    assert "k-NN accuracy" not in state.verdict
+    assert [look.step for look in state.looks if "knn" in look.numbers] == [5, 6]
+    known = sets()[-1]
+    moved = labelled.rename(tmp_path / "moved")
+    again = resumed(monitor=str(moved))
+    assert sets()[-1] == known and again.summary["evaluation"] == numbers
+    back = resumed(monitor="builtin:digits")
+    assert back.summary["evaluation"]["knn"]["first"] == seen[0]["knn"]
 
 
 def test_the_lent_set_is_found_from_any_folder(

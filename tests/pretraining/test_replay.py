@@ -20,6 +20,7 @@ from mae.errors import MAEError, UsageError
 from mae.pretraining.capture import CAPTURE
 from mae.pretraining.watch import replay_step as replay_module
 from mae.pretraining.watch.replay_step import replay
+from mae.training.settings import PeriodicTask
 
 Run = Callable[..., mae.PretrainResult]
 
@@ -44,7 +45,7 @@ def broken(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch, **optio
 
     monkeypatch.setattr(ImageSet, "get", get)
     monkeypatch.setattr("mae.training.engine.MAX_CONSECUTIVE", 1)
-    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: lambda step: None)
+    monkeypatch.setattr("mae.pretraining.run.make_monitor", lambda *given: PeriodicTask(every=1, run=lambda step: None))
     with pytest.raises(MAEError, match=r"not finite.* replay it with: mae replay .*failures/step") as ended:
         pretrain("run", source=str(source), batch_size=16, doctor=False, statistics="data", **options)
     assert (Path(shlex.split(str(ended.value))[-1]) / CAPTURE).is_file()

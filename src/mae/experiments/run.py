@@ -12,8 +12,6 @@ from mae.config import RunConfig
 from mae.credentials import concealed
 from mae.data.dataset import sampled
 from mae.data.dataset.images import ImageSet, load_images
-from mae.data.items import fingerprint_of
-from mae.data.sources.labels import LabelledData
 from mae.data.sources.open import open_labelled, open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.record import digest_of
@@ -164,7 +162,7 @@ def run_study(
     )
     plan = with_differences(options.study(setup))
     out = config.machine.out or Path("runs") / f"study-{plan.name}-{source_stem(config.source)}"
-    jobs = _training_jobs(plan, out.resolve(), request, config, data, _fingerprint(labelled))
+    jobs = _training_jobs(plan, out.resolve(), request, config, data, sampled.labelled_fingerprint(labelled))
     _check_names(jobs)
     return _run(plan, jobs, out, _facts(plan, jobs, config, data), console)
 
@@ -195,7 +193,7 @@ def compare_models(
     weights = [digest_of(extractor.identity) or "" for extractor in opened]
     del opened
     out = out or Path("runs") / f"study-{plan.name}-{source_stem(data)}"
-    data_fingerprint = _fingerprint(labelled)
+    data_fingerprint = sampled.labelled_fingerprint(labelled)
     jobs = [
         Job(
             variant=variant.name,
@@ -233,12 +231,6 @@ def _check_names(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if (other := models.setdefault(job.name, job.variant)) != job.variant:
             raise UsageError(f"{other} and {job.variant} would both be called {job.name} here; rename one of the two")
-
-
-def _fingerprint(data: LabelledData) -> str:
-    """Of both splits, with the class names."""
-    splits = [sampled.fingerprint(split.source) for split in (data.train, data.test)]
-    return fingerprint_of([*splits, *data.class_names])
 
 
 def _training_jobs(

@@ -358,10 +358,10 @@ def _see_doctor(prepared: RunContext, model: MaskedAutoencoder, console: Console
 
 def _make_tasks(prepared: RunContext, model: nn.Module, console: Console) -> list[PeriodicTask]:
     assert isinstance(model, MaskedAutoencoder)
-    watching, drawing = _steps_between_tasks(prepared)
+    _, drawing = _steps_between_tasks(prepared)
     writer = BackgroundWriter("picture")
     return [
-        PeriodicTask(every=watching, run=make_monitor(prepared, model, console)),
+        make_monitor(prepared, model, console),
         PeriodicTask(every=drawing, run=panel_drawer(prepared, model, writer), finish=writer.wait),
     ]
 
@@ -396,6 +396,8 @@ def _train(
             observers[0].log(
                 {"step": 0, "samples": 0, "baselines": baselines.as_dict(), "total_steps": prepared.total_steps}
             )
+        if about := {name: text for task in tasks for name, text in task.about.items()}:
+            observers[0].log({"step": trainer.step, "samples": trainer.samples, **about})
         with explained_worker_failure():
             return trainer.run(observers=[*observers, health], tasks=tasks)
 

@@ -192,6 +192,7 @@ def wrong_row(row: object, *, complete: bool) -> str:
         "grad_norm": ("a number or null", lambda value: value is None or _is_number(value)),
         "images_per_second": ("a number above 0", lambda value: _is_number(value) and value > 0),
         "warning": ("a name and a text", _is_warning),
+        "monitor": ("a text", lambda value: isinstance(value, str)),
     }
     for name, (what, holds) in expected.items():
         if name in row and not holds(row[name]):

@@ -1,7 +1,7 @@
 """What the engine is asked to do: how to train, what to save, and what to do between steps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,11 @@ class PeriodicTask:
         everywhere: whether all processes run it together, or the main one while the others wait.
         finish: waits for what `run` left to be done beside the training; called after the last step, and where a run
             stops or fails.
+        about: what its numbers are of, as text by name; the engine does not read it.
     """
 
     every: int
     run: Callable[[int], Mapping[str, float] | None]
     everywhere: bool = False
     finish: Callable[[], None] = lambda: None
+    about: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mae.data.decode.limits import UnreadableImage
 from mae.data.items import fingerprint_of
+from mae.data.sources.labels import LabelledData
 from mae.data.sources.source import Source
 from mae.randomness import LARGEST_TABLE, Stream, lazy_permutation, permutation
 
@@ -57,6 +58,12 @@ def sampled(source: Source) -> Sampled:
 def fingerprint(source: Source) -> str:
     """16 hexadecimal digits of a source's names, sizes and sampled content."""
     return _joined(source.fingerprint(), sampled(source).contents)
+
+
+def labelled_fingerprint(data: LabelledData) -> str:
+    """16 hexadecimal digits of the fingerprints of both parts and the class names."""
+    parts = [fingerprint(part.source) for part in (data.train, data.test)]
+    return fingerprint_of([*parts, *data.class_names])
 
 
 def version(source: Source) -> str:

@@ -3,7 +3,7 @@
 Labels are for looking only: nothing of what is measured here reaches the training.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from rich.console import Console
 from torch import Tensor
 
+from mae.data.dataset import sampled
 from mae.data.dataset.images import load_images
 from mae.data.dataset.units import check_units
 from mae.data.inspect.near_duplicates import near_copies, outline
@@ -31,9 +32,11 @@ from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.build import candidates, readable
 from mae.pretraining.resolve import RunContext
+from mae.pretraining.watch.looks import read_looks
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
 from mae.text import visible
 from mae.training.device import autocast
+from mae.training.settings import PeriodicTask
 
 NEIGHBOURS = 20
 PENALTY = 1e-3
@@ -53,10 +56,8 @@ ACCURACIES = ("knn", "probe")
 _Pixels = UInt8[Tensor, "n C H W"] | Float32[Tensor, "n C H W"]
 
 
-def make_monitor(
-    prepared: RunContext, model: MaskedAutoencoder, console: Console
-) -> Callable[[int], Mapping[str, float]]:
-    """What measures the features of the run's model, given the number of steps done.
+def make_monitor(prepared: RunContext, model: MaskedAutoencoder, console: Console) -> PeriodicTask:
+    """What measures the features of the run's model as it goes; its `about` names the labelled images, by a digest.
 
     All images are read here, so what is wrong with them shows before the run begins. Numbers that cannot be measured
     later are left out, and the console says so: to watch a run never ends it.
@@ -70,8 +71,10 @@ def make_monitor(
         watched.append(_Teacher(model.teacher))
     if len(prepared.held_out):
         watched.append(_HeldOut(prepared, model))
+    about: dict[str, str] = {}
     if prepared.config.evaluation.monitor is not None:
-        watched.append(_Labelled(prepared, model, prepared.config.evaluation.monitor, console))
+        watched.append(labelled := _Labelled(prepared, model, prepared.config.evaluation.monitor, console))
+        about["monitor"] = labelled.fingerprint
 
     def measure(step: int) -> Mapping[str, float]:
         numbers: dict[str, float] = {}
@@ -84,7 +87,7 @@ def make_monitor(
                 console.print(visible(what), highlight=False, soft_wrap=True, markup=False)
         return numbers
 
-    return measure
+    return PeriodicTask(every=steps_between_looks(prepared), run=measure, about=about)
 
 
 def steps_between_looks(prepared: RunContext) -> int:
@@ -102,9 +105,10 @@ def steps_between_looks(prepared: RunContext) -> int:
 def summarise_monitoring(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """First and last value of every number, and the best of an accuracy with its step; the last model is the one kept.
 
-    A number that the last look lacks has None as its last value.
+    A number that the last look lacks has None as its last value. Of accuracies those count that are of the labelled
+    images which were looked at last.
     """
-    measured = [(row["step"], row["evaluation"]) for row in rows if "evaluation" in row]
+    measured = [(row["step"], row["evaluation"]) for row in read_looks(rows)]
     summary: dict[str, dict[str, float | None]] = {}
     for name in dict.fromkeys(name for _, numbers in measured for name in numbers):
         values = [(step, numbers[name]) for step, numbers in measured if name in numbers]
@@ -186,13 +190,18 @@ class _HeldOut:
 
 
 class _Labelled:
-    """The labelled images that were lent, kept in memory: some to learn from, some to be evaluated on."""
+    """The labelled images that were lent, kept in memory: some to learn from, some to be evaluated on.
+
+    Attributes:
+        fingerprint: of both parts, wherever they are.
+    """
 
     what = "k-NN and probe"
 
     def __init__(self, prepared: RunContext, model: MaskedAutoencoder, spec: str, console: Console) -> None:
         self._prepared, self._model, self._console = prepared, model, console
         data = open_labelled(spec, data_root=prepared.config.machine.data_root)
+        self.fingerprint = sampled.labelled_fingerprint(data)
         self._num_classes = len(data.class_names)
         self._train = self._some(data.train, _TRAIN_IMAGES)
         self._test = self._some(data.test, _TEST_IMAGES)

@@ -18,6 +18,7 @@ from rich.live import Live
 
 from mae.config import RunConfig
 from mae.errors import MAEError, UsageError
+from mae.pretraining.watch.looks import read_looks
 from mae.pretraining.watch.verdict import verdict
 from mae.recipes.reference import reference_for
 from mae.report.figures.curves import Line, read_line
@@ -204,7 +205,7 @@ def _state(
         panel=max((folder / _PANELS).glob("step-*.png"), default=None),
         facts=_facts(config, found),
         ended_by=f"{ending.how}: {ending.why}" if ending is not None and ending.how != "finished" else "",
-        verdict=verdict(trained, [row for row in rows if "evaluation" in row], baselines[-1] if baselines else {}),
+        verdict=verdict(trained, read_looks(rows), baselines[-1] if baselines else {}),
         resume=RunFolder(folder).resume_command,
         next_commands=(
             f"mae reconstruct {run} IMAGE ...",
@@ -245,9 +246,7 @@ def _progress(
 def _looks(rows: Sequence[LogRow]) -> list[Look]:
     """The online evaluations."""
     return [
-        Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"]))
-        for row in rows
-        if "evaluation" in row
+        Look(step=row["step"], samples=row["samples"], numbers=_floats(row["evaluation"])) for row in read_looks(rows)
     ]
 
 

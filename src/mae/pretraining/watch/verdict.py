@@ -14,7 +14,7 @@ def verdict(losses: Sequence[LogRow], looks: Sequence[LogRow], baselines: Mappin
 
     Args:
         losses: rows with a loss; the last twentieth of them is what is compared.
-        looks: rows with an evaluation.
+        looks: rows with an evaluation, see `read_looks`.
         baselines: reconstruction terms of trivial predictors, by name.
     """
     return " ".join([*_of_loss(losses, baselines), *_of_features([row["evaluation"] for row in looks])])
