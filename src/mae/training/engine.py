@@ -35,6 +35,8 @@ from mae.training.sharding import autocast_if_sharded, exchanging_gradients, is_
 from mae.training.state import TrainingState, check_run
 
 _STEPS_BETWEEN_ROLLBACKS = 1000
+_LEAST_SCALE = 2.0**-14
+"""Of fp16's gradients, its smallest normal number: what overflows by then is not finite in any precision."""
 
 Batches = Callable[[int], Generator[Mapping[str, Any], None, None]]
 """From a step's number to the keyword arguments of the module's forward from there on, one item per micro-batch."""
@@ -275,10 +277,12 @@ class Trainer:
 
     def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether every process found the step finite; their status travels with it."""
-        # fp16 overflows now and then, and the scaler skips those steps: there only the loss counts.
-        numbers = (loss,) if self._scaler.is_enabled() else (loss, norm)
+        sound = all_finite(norm)
+        if self._scaler.is_enabled():
+            # fp16 overflows now and then, and the scaler skips those steps and scales less, as far as that helps.
+            sound = sound | (self._scale() > _LEAST_SCALE)
         status = self._saver.status(step=self.step, stop=self._signals.asked)
-        finite = self._exchange.exchange(all_finite(*numbers), status)
+        finite = self._exchange.exchange(all_finite(loss) & sound, status)
         self._nonfinite.count(self.step, finite)
         return finite
 
@@ -287,6 +291,7 @@ class Trainer:
         if self._scaler.is_enabled():
             self._scaler.step(self._updates)
             self._scaler.update()
+            self._scaler.update(self._scale().clamp(min=_LEAST_SCALE))  # it would go on to 0, where nothing is finite
         elif getattr(self._updates, "_step_supports_amp_scaling", False):
             # As the scaler makes a fused optimizer skip a step, without waiting for the device.
             self._updates.found_inf = (~finite).float()
@@ -294,9 +299,13 @@ class Trainer:
         elif bool(finite):
             self._updates.step()
 
+    def _scale(self) -> Tensor:
+        """What fp16's loss is multiplied by, on the device: to ask the scaler for the number would wait for that."""
+        return self._scaler.scale(torch.ones((), device=self.device))
+
     def _was_taken(self, finite: Tensor, scale: float) -> bool:
         """Whether `_update` changed the weights; with fp16, a scale below that before it says that it did not."""
-        return self._scaler.get_scale() >= scale if self._scaler.is_enabled() else bool(finite)
+        return bool(finite) and (not self._scaler.is_enabled() or self._scaler.get_scale() >= scale)
 
     def _backward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Gradients of a micro-batch, added to those that are there."""

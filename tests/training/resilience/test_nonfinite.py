@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Recorder, lars, make_trainer, weights_after_each_step
+from toy import Follower, Line, Output, Recorder, lars, make_trainer, weights_after_each_step
 
 from mae.errors import MAEError
 from mae.training import engine
 from mae.training.checkpoint import find_checkpoint
 from mae.training.resilience.nonfinite import NonFiniteCounter, all_finite
+from mae.training.schedule import WarmupCosine
 from mae.training.settings import PeriodicTask
 
 
@@ -102,6 +103,44 @@ def test_nonfinite_steps_are_not_saved(tmp_path: Path):
     with pytest.raises(MAEError, match="step-00000005"):
         make_trainer(tmp_path / "broken", broken_at={5, 6, 7, 8, 9, 10}, checkpoint_every=1).run()
     assert sorted(path.name for path in (tmp_path / "broken").iterdir()) == ["step-00000004", "step-00000005"]
+
+
+class Spoiled(Line):
+    """Its loss is finite, and the gradient of one in `every` steps is not: a root has no slope at 0."""
+
+    def __init__(self, *, every: int = 1) -> None:
+        super().__init__()
+        self.every, self.steps = every, 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Output:
+        output, self.steps = super().forward(x, y), self.steps + 1
+        if self.steps % self.every == 0:
+            return Output(loss=output.loss + (self.linear.weight * 0).square().sum().sqrt(), terms=output.terms)
+        return output
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 4])
+def test_fp16_ends_a_run_whose_gradient_is_never_finite(tmp_path: Path, checkpoint_every: int | None):
+    options = {"module": Spoiled, "precision": "fp16", "checkpoint_every": checkpoint_every, "total_steps": 400}
+    trainer, recorder = make_trainer(tmp_path, **options), Recorder()
+    kept = "no checkpoint was written yet" if checkpoint_every is None else "the last good checkpoint is"
+    with pytest.raises(MAEError, match=f"not finite .* in 3 consecutive steps .*{kept}"):
+        trainer.run(observers=[recorder])
+    assert trainer.step < 50 and "step skipped" in [name for _, name in warnings(recorder)]
+    if checkpoint_every is not None:
+        make_trainer(tmp_path, **options).resume(find_checkpoint(tmp_path))
+
+
+def test_fp16_goes_on_where_some_gradients_are_not_finite(tmp_path: Path):
+    """Each halves the scale, which nothing raises again."""
+    rate = WarmupCosine(peak=0.05, floor=0.01, warmup_samples=16, total_samples=3200)
+    options = {"module": lambda: Spoiled(every=2), "precision": "fp16", "total_steps": 400, "schedule": rate}
+    progress: list[float] = []
+    trainer = make_trainer(tmp_path, **options, teacher=Follower(lambda module, done: progress.append(done)))
+    seen = weights_after_each_step(trainer, Recorder())
+    moved = [step / 400 for step in range(1, 401) if seen[step] != seen[step - 1]]
+    assert progress == moved and moved[-190:] == [step / 400 for step in range(21, 401, 2)]
+    make_trainer(tmp_path, **options, teacher=Follower()).resume(tmp_path / "step-00000400")
 
 
 @pytest.mark.parametrize("where", ["weights", "averages"])
