@@ -6,6 +6,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, partialmethod
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from filelock import FileLock
 from light import forget_images
+from rich.console import Console
 from tiny_task import by_function, make_task, small_model, striped
 
 from mae.data.decode.limits import UnreadableImage
@@ -105,6 +107,27 @@ def test_what_decides_a_training_names_its_folder(tmp_path: Path):
     assert [folders(), folders(), folders(seed=1), folders(weights=1), folders(images=5)] == [1, 1, 2, 3, 4]
     asked(min_lr=1e-5).run(make_task(tmp_path, small_model(), train=train, test=test))
     assert folders() == 5
+
+
+def test_why_a_training_begins_anew_on_other_images_is_told(tmp_path: Path):
+    def told(*, train: int = 1, test: int = 2, count: int = 12, **changes: Any) -> str:
+        task = make_task(
+            tmp_path, small_model(), train=striped(32, seed=train), test=striped(count, seed=test), **changes
+        )
+        console = Console(record=True, file=StringIO(), width=500)
+        Finetune(epochs=1.0, batch_size=16).run(replace(task, console=console))
+        [line] = [line for line in console.export_text().splitlines() if "begun anew" in line] or [""]
+        return line
+
+    assert told() == "" == told()
+    (first,) = (tmp_path / "evaluation" / "finetune").iterdir()
+    (first.parent / "0").mkdir()
+    (first.parent / "0" / "training.json").write_text("damaged")
+    assert told(test=3) == f"{first} holds this training with other test images, or moved ones: begun anew"
+    assert told(test=3) == ""
+    assert "other test images" in told(count=13)
+    assert "holds this training on as many images that moved or changed: begun anew" in told(train=4)
+    assert told(seed=1) == "" == told(train=5, count=14)  # another training, another set
 
 
 def test_the_preprocessing_names_the_folder_too(tmp_path: Path):

@@ -8,7 +8,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from mae.errors import Stopped, UsageError
 from mae.evaluation.common.task import DetectionTask, LabelledTask, SegmentationTask
 from mae.evaluation.extractors.extractor import preprocessing_text
 from mae.randomness import Stream, seeds
-from mae.records import write_json
+from mae.records import read_json, write_json
 from mae.report.terminal.console import ProgressDisplay
 from mae.text import visible
 from mae.training.checkpoint import check_room, find_checkpoint, parameter_bytes, remove_leftovers, usable_checkpoint
@@ -241,15 +241,30 @@ def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: Ex
         "preprocessing": preprocessing_text(task.extractor.preprocessing),
         "seed": task.seed,
         "total_steps": total_steps,
-        **task.facts(),
+        **(facts := task.facts()),  # of the test part too: its numbers on the way are the training's result
     }
     text = json.dumps(decided, sort_keys=True)
     folder = task.folder / "evaluation" / plan.name / hashlib.sha256(text.encode()).hexdigest()[:8]
+    if not folder.exists() and (told := _told_of_others(folder.parent, json.loads(text), facts)):
+        task.console.print(visible(told), style="yellow", highlight=False, soft_wrap=True, markup=False)
     folder.mkdir(parents=True, exist_ok=True)
     held.enter_context(only_writer(folder))
     write_json(folder / "training.json", decided)
     remove_leftovers(folder / "checkpoints")
     return folder
+
+
+def _told_of_others(parent: Path, decided: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Why a training begins anew beside one of the same data set that was told alike; empty: there is none."""
+    for path in sorted(parent.glob("*/training.json")):
+        with suppress(UsageError):  # what is damaged there is nothing to this training
+            other = read_json(path)
+            differing = {name for name in decided.keys() | other.keys() if decided.get(name) != other.get(name)}
+            if differing <= facts.keys() - {"train", "train_version", "classes"}:
+                return f"{path.parent} holds this training with other test images, or moved ones: begun anew"
+            if differing <= {"train_version", "test_version"}:
+                return f"{path.parent} holds this training on as many images that moved or changed: begun anew"
+    return ""
 
 
 def _settings(plan: SupervisedPlan, total_steps: int, steps_per_epoch: int) -> TrainingSettings:
