@@ -80,6 +80,20 @@ def test_a_copied_folder_goes_on(pretrain: Run, tmp_path: Path, monkeypatch: pyt
     assert len(read_rows(folder / "metrics.jsonl")) >= len(before)
 
 
+def test_where_images_moved_is_remembered_once_they_are_known_again(pretrain: Run, tmp_path: Path):
+    folder = cut(pretrain(source=arrays_in(tmp_path / "first", 40), monitor_every=1 / 20).folder)
+    config = json.loads((folder / "config.json").read_text())
+    others = arrays_in(tmp_path / "others", 41)
+    with pytest.raises(UsageError, match="others holds other images"):
+        mae.pretrain(others, out=folder, resume=True, quiet=True)
+    assert json.loads((folder / "config.json").read_text()) == config
+    (tmp_path / "first").rename(tmp_path / "second")
+    mae.pretrain(tmp_path / "second", out=folder, resume=True, quiet=True)
+    moved = {**config, "source": str(tmp_path / "second")}
+    assert json.loads((folder / "config.json").read_text()) == moved
+    mae.pretrain(out=cut(folder), resume=True, quiet=True)  # of a checkpoint from before it moved
+
+
 def test_channels_in_another_order_are_other_images(pretrain: Run, tmp_path: Path):
     source = arrays_in(tmp_path / "images", 40)
     (source / "channels.txt").write_text("red\ngreen\nblue\n")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mae import records
-from mae.config import RunConfig, is_changeable
+from mae.config import is_changeable
 from mae.core.kinds import kinds
 from mae.core.method import names_of
 from mae.data.dataset.images import ImageSet
@@ -105,8 +105,7 @@ def make_trainer(prepared: RunContext, model: MaskedAutoencoder) -> Trainer:
 def _decided(prepared: RunContext) -> dict[str, Any]:
     """What a run was told that decides what it learns: a checkpoint of another run is refused by it."""
     flat = {name: value for name, value in prepared.config.flat().items() if not is_changeable(name)}
-    if prepared.resume:  # its images may have moved since
-        flat["source"] = RunConfig.read(prepared.folder.config).source
+    flat["source"] = prepared.found.get("source", flat["source"])  # as it was begun: its images may have moved since
     # Terms that are not there have no say: a package that brings others may come or go.
     there = {term.kind for term in prepared.method.terms}
     absent = {name for kind in kinds("terms") if kind not in there for name in names_of("term", kind)}

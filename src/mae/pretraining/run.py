@@ -345,6 +345,8 @@ def _open_folder(prepared: RunContext, held: ExitStack) -> None:
         folder.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(only_writer(folder.root))
         folder.begin(prepared.config.to_json(), prepared.found)
+    else:
+        folder.record_source(prepared.config.source)  # names and content are those of the run by now
     folder.ended.unlink(missing_ok=True)
     remove_leftovers(folder.checkpoints)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mae.errors import MAEError, UsageError
-from mae.records import aside, check_folder, write_json
+from mae.records import aside, check_folder, read_json, write_json
 from mae.training.lock import HOLDER, LOCK
 from mae.training.state import MANIFEST, MODEL
 
@@ -135,6 +135,12 @@ class RunFolder:
         self.panels.mkdir(parents=True, exist_ok=True)
         write_json(self.data, data)
         write_json(self.config, config)
+
+    def record_source(self, source: str) -> None:
+        """Let the configuration say where the run's images are now; `data.json` keeps where they were at first."""
+        config = read_json(self.config)
+        if config.get("source") != source:
+            write_json(self.config, {**config, "source": source})
 
 
 def check_resumable(folder: RunFolder | None) -> RunFolder:
