@@ -53,6 +53,19 @@ def test_a_mask_that_smaller_images_have_no_room_for_is_random_there() -> None:
     assert smaller.config is not None and smaller.config.mask == RandomMasking()
 
 
+@pytest.mark.parametrize(
+    ("size", "visible"), [((8, 8), 1), ((4, 12), 1), ((4, 8), 1), ((16, 24), 2)], ids=["four", "three", "two", "enough"]
+)
+def test_a_mask_ratio_that_leaves_nothing_of_smaller_images_is_lowered(size: tuple[int, int], visible: int) -> None:
+    model = tiny_model(mask_ratio=0.9, mask_predicted=0.5)
+    config = resized(model, size)[0].config
+    assert config is not None and config.mask.num_visible(config.layout) == visible
+    assert isinstance(config.mask, RandomMasking) and config.mask.predicted == 0.5
+    assert (config.mask.ratio == 0.9) == (size == (16, 24))
+    with pytest.raises(UsageError, match="1x1 = 1 patches leaves 0 visible and 1 masked"):
+        resized(model, (4, 4))
+
+
 def test_a_detector_takes_other_channels_and_finds_the_same() -> None:
     config = tiny_model(mean=(0.1,) * 3, std=(0.2,) * 3).config
     assert config is not None

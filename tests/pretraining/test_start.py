@@ -17,6 +17,8 @@ from mae.config import RunConfig
 from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.interop.adapt import resized
+from mae.masks.inverse_block import InverseBlockMasking
+from mae.masks.random import RandomMasking
 from mae.models.build import build_model
 from mae.models.detector import DetectionHead, build_detector
 from mae.models.file import load_with_report, model_metadata, save_model
@@ -93,6 +95,16 @@ def test_how_the_weights_were_masked_does_not_matter_for_smaller_images(tmp_path
     table = fresh_model(run).encoder.pos_embed.table
     expected, _ = resized(mae.load(stored(tmp_path / "b.safetensors", masked.override({"mask": "random"}))), (8, 8))
     torch.testing.assert_close(table, expected.encoder.pos_embed.table)
+
+
+def test_weights_of_very_few_patches_are_masked_as_the_user_says(tmp_path: Path):
+    path = stored(tmp_path / "weights.safetensors", DIGITS.override({"img_size": (2, 6), "mask_ratio": 0.5}))
+    assert prepared(path, mask_ratio=0.6).method.mask == RandomMasking(ratio=0.6)
+    assert prepared(path, img_size=(8, 8)).method.mask == RandomMasking()  # nothing of it is the weights' own
+    block = prepared(path, img_size=(8, 8), mask="inverse_block", mask_roll=False).method.mask
+    assert block == InverseBlockMasking(roll=False)
+    with pytest.raises(UsageError, match=r"mask_ratio 0\.75 on a grid of 1x3 = 3 patches leaves 0 visible"):
+        prepared(path)  # as of fresh weights
 
 
 def test_a_linear_decoder_goes_on_as_one(tmp_path: Path):

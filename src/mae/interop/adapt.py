@@ -1,5 +1,6 @@
 """Adapt an encoder to images of another size, or with other channels."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mae.core.method import MethodConfig
-from mae.core.types import Grid
+from mae.core.types import Grid, Layout
 from mae.errors import UsageError
 from mae.models.file import rebuilt
 from mae.models.masked_autoencoder import MaskedAutoencoder
@@ -23,19 +24,27 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
     """The same weights for images of another size, and a note on the position embedding.
 
     A sine-cosine embedding is computed for the new grid. A learned one is resampled in two dimensions, bicubic with
-    antialiasing, as in timm. A mask that the new grid is too small for is random in what the model is trained as.
+    antialiasing, as in timm. A mask that the new grid is too small for is random in what the model is trained as, at a
+    ratio that leaves visible patches.
 
     Raises:
-        UsageError: a size that is not a multiple of the patch.
+        UsageError: a size that is not a multiple of the patch, or that is one patch.
     """
     old = _config_of(model)
     try:
         new = old.override({"img_size": img_size})
     except UsageError:
-        new = old.override({"img_size": img_size, "mask": "random"})
+        ratio = fitting_ratio(old.mask.ratio, replace(old.layout, size=img_size))
+        new = old.override({"img_size": img_size, "mask": "random", "mask_ratio": ratio})
     weights = resampled(model, new.layout.grid)
     how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
     return rebuilt(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
+
+
+def fitting_ratio(ratio: float, layout: Layout) -> float:
+    """The mask ratio nearest to a given one that leaves a visible patch; that one itself where none does."""
+    highest = 1 - 1 / layout.num_tokens
+    return min(ratio, highest) if highest > 0 else ratio
 
 
 def resampled(model: PretrainedEncoder, grid: Grid) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from mae.config import RunConfig
 from mae.core.method import MethodConfig, names_of
 from mae.errors import UsageError
-from mae.interop.adapt import resampled
+from mae.interop.adapt import fitting_ratio, resampled
 from mae.interop.imports.open import open_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.presets import list_models, model_config
@@ -49,9 +49,10 @@ def open_init_weights(path: str) -> InitWeights:
         encoder, decoder, target = replace(encoder, mask_tokens=False), usual.decoder, usual.target
     elif target.needs:
         target = plain.target
+    mask = replace(plain.mask, ratio=fitting_ratio(plain.mask.ratio, config.layout))
     # How it was trained is no property of the weights. All at once: the parts must fit each other.
     config = replace(
-        config, encoder=encoder, decoder=decoder, target=target, mask=plain.mask, loss=plain.loss, terms=(),
+        config, encoder=encoder, decoder=decoder, target=target, mask=mask, loss=plain.loss, terms=(),
         teacher=None, adapter=None,
     )  # fmt: skip
     left = ", relative positions left out" if any(".rel_pos." in name for name in model.state_dict()) else ""

@@ -15,7 +15,7 @@ from torch import Tensor
 from mae.config import RunConfig, as_flag, is_changeable
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
-from mae.core.method import MethodConfig, names_of
+from mae.core.method import MethodConfig, component_of, default_kind, names_of
 from mae.core.types import SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
@@ -456,7 +456,10 @@ def _method(config: RunConfig, name: str, weights: MethodConfig | None, *, in_ch
     in_chans = len(channels) if in_chans is None and channels is not None else in_chans
     if in_chans is not None:
         said["in_chans"] = in_chans
-    return model_config(name, **said) if weights is None else weights.override(said)
+    if weights is None:
+        return model_config(name, **said)
+    # Weights say nothing of the mask: that of another size is none of this run's.
+    return weights.override({**said, "mask": component_of("mask", {"mask": default_kind("mask"), **said})})
 
 
 def _choose(config: RunConfig, weights: MethodConfig | None, images: ImageSet, device: torch.device) -> RunConfig:
