@@ -55,6 +55,20 @@ def test_hints_are_random_ones_of_the_most_attended(scores: Tensor):
     assert bool(((shown - 80).abs() < 5 * (400 * 0.2 * 0.8) ** 0.5).all())
 
 
+@pytest.mark.parametrize(("hints", "ratio", "most"), [(0.25, None, 0.2083), (0.99, None, 0.2083), (0.2, 0.8, 0.125)])
+def test_hints_that_are_all_that_is_visible_are_refused(hints: float, ratio: float | None, most: float):
+    mask = AttentionMasking(hints=hints)
+    says = f"mask_hints {hints} leaves nothing to follow at mask_ratio {ratio or 0.75}: .* at most {most}$"
+    with pytest.raises(UsageError, match=says):
+        mask.num_visible(LAYOUT, ratio)  # of a schedule too
+    AttentionMasking(hints=most).num_visible(LAYOUT, ratio)
+
+
+def test_just_below_that_the_least_attended_patch_is_what_stays_visible(scores: Tensor):
+    plan = plan_of(AttentionMasking(guided=1.0, hints=5 / 24), scores)  # 5 of 6 visible ones
+    assert not bool(plan.hidden.gather(1, scores.argmin(dim=1, keepdim=True)).any())
+
+
 def test_as_many_samples_are_guided_as_are_asked_for(scores: Tensor):
     hidden = plan_of(AttentionMasking(ratio=0.5, guided=0.25), scores).hidden
     most = torch.zeros_like(hidden).scatter_(1, scores.argsort(dim=1, descending=True)[:, :12], True)
