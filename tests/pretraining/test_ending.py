@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import mae
@@ -70,6 +71,24 @@ def test_a_stopped_run_says_so_and_a_resumed_one_that_it_finished(images: Path, 
     assert told(run) == "finished, 40 steps" and "What it reached" in (run / "summary.html").read_text()
     with pytest.raises(mae.UsageError, match="is one of 40 steps, and 80 steps are asked for.*--init-from"):
         mae.pretrain(out=run, resume=True, quiet=True, steps=80)
+
+
+def test_a_stopped_and_resumed_run_without_a_finite_step_says_so(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, stopping = tmp_path / "run", Noted()
+
+    def stop_at_once(row: Any) -> None:
+        if row["step"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(stopping, "log", stop_at_once)
+    monkeypatch.setattr("mae.training.engine.all_finite", lambda *numbers: torch.tensor(False))
+    assert not mae.pretrain(images, out=run, steps=4, callbacks=[stopping], **TINY).finished
+    with pytest.raises(mae.MAEError, match=r"not finite \(nan or inf\) in any step of the run.*Lower the rate"):
+        mae.pretrain(out=run, resume=True, quiet=True)
+    ending = read_ending(run / "ended.json")
+    assert ending is not None and ending.how == "failed"
 
 
 def test_a_callback_that_raises_ends_the_run_which_says_why(images: Path, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ class Trainer:
         return whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
     def _check_nonfinite_steps(self, observers: Sequence[Callback]) -> bool:
-        """Report skipped steps; several in a row roll the run back to its last good checkpoint.
+        """Report skipped steps; several in a row, or all of a very short run, roll it back to its last good checkpoint.
 
         Returns:
             Whether the newest step was finite.
@@ -335,7 +335,7 @@ class Trainer:
             what = "1 step was" if steps.skipped == 1 else f"{steps.skipped} steps were"
             text = f"{what} skipped, the last is step {steps.last + 1}: loss or gradient not finite (nan or inf)"
             self._warn(observers, "step skipped", text)
-        if steps.consecutive >= MAX_CONSECUTIVE:
+        if steps.consecutive >= min(MAX_CONSECUTIVE, self.settings.total_steps):
             self._roll_back(observers, steps)
         return steps.now == 0
 
@@ -370,9 +370,10 @@ class Trainer:
         if self.capture is not None and self.world.is_main:
             where = self.capture(steps.last)
             captured = f"; the step is saved, replay it with: mae replay {shlex.quote(str(where))}"
+        many = "1 step" if steps.consecutive == 1 else f"{steps.consecutive} consecutive steps"
         return (
-            f"the loss or its gradient is not finite (nan or inf) in {steps.consecutive} consecutive steps up to step "
-            f"{steps.last + 1}{again}; learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
+            f"the loss or its gradient is not finite (nan or inf) in {many} up to step {steps.last + 1}{again}; "
+            f"learning rate {self.settings.schedule(self.samples):.3g}; stopped, {kept}. "
             f"{self.settings.calmer}; and check that the images hold no nan{captured}"
         )
 

@@ -97,6 +97,14 @@ def test_no_checkpoint_to_roll_back_to(tmp_path: Path):
     assert find_checkpoint(tmp_path) is None
 
 
+@pytest.mark.parametrize(("steps", "many"), [(1, "1 step up to step 1"), (2, "2 consecutive steps up to step 2")])
+def test_a_run_without_a_finite_step_ends_with_the_reason(tmp_path: Path, steps: int, many: str):
+    with pytest.raises(MAEError, match=rf"not finite \(nan or inf\) in {many};.*no checkpoint was written yet"):
+        make_trainer(tmp_path, broken_at={0, 1}, total_steps=steps).run()
+    assert find_checkpoint(tmp_path) is None
+    make_trainer(tmp_path, broken_at={1}, total_steps=2).run()  # one of two was
+
+
 def test_nonfinite_steps_are_not_saved(tmp_path: Path):
     make_trainer(tmp_path, broken_at={5, 6, 8}, checkpoint_every=1, total_steps=9).run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000008", "step-00000009"]
