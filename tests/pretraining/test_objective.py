@@ -169,6 +169,26 @@ def test_the_header_tells_another_decoder(tmp_path: Path, tiny: dict[str, Any], 
         assert all(words in header for words in told) and ("decoder cross" in header) is bool(told)
 
 
+@pytest.mark.parametrize(
+    ("options", "says", "colour"),
+    [
+        ({}, "predicting the mean colour alone gives", True),
+        ({"target": "hog", "target_cell": 2}, "predicting the mean target of the visible patches alone gives", False),
+        ({"target": "random_projection"}, "predicting the mean target of the visible patches alone gives", False),
+    ],
+    ids=["pixels", "hog", "projection"],
+)
+def test_a_run_that_learns_nothing_is_told_in_words_of_its_target(
+    options: dict[str, Any], says: str, colour: bool, pretrain: Run
+):
+    result = pretrain("a run", lr=1e-12, steps=10, checkpoint_every=1, **options)
+    rows = read_rows(result.folder / "metrics.jsonl")
+    told = [row["warning"] for row in rows if "warning" in row]
+    (text,) = (warning["text"] for warning in told[:1] if warning["name"] == "no better than the mean")
+    assert says in text and text.endswith(f"check the run with: mae doctor '{result.folder}'")
+    assert ("newest panel" in text) == colour
+
+
 @pytest.mark.pictures
 def test_a_cross_decoder_trains_goes_on_is_judged_and_draws(pretrain: Run, tmp_path: Path):
     options = {"decoder": "cross", "mask_predicted": 0.25, "checkpoint_keep_every": 3}

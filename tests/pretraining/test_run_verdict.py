@@ -27,7 +27,9 @@ def test_a_loss_above_it_is_no_success(last: float):
 
 
 def test_where_nothing_can_be_predicted_it_is_said():
-    assert verdict(losses(0.1), [], {"mean_colour": 0.0}) == "There was nothing to predict: each image is one colour."
+    assert verdict(losses(0.1), [], {"mean_colour": 0.0}) == (
+        "There was nothing to predict: the target is the same everywhere, as that of images of one colour."
+    )
 
 
 def test_features_are_compared_with_those_before_the_first_step():

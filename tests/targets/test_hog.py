@@ -76,6 +76,11 @@ def test_the_papers_sizes_give_108_values() -> None:
     assert HogTarget().width(Layout(size=(224, 224), patch=(16, 16), channels=3)) == 108
 
 
+def test_one_direction_is_refused() -> None:
+    with pytest.raises(UsageError, match="target_bins is 1; expected greater than or equal to 2"):
+        HogTarget(bins=1)
+
+
 def test_a_cell_that_does_not_divide_the_patch_is_refused() -> None:
     with pytest.raises(UsageError, match="target_cell is 8, and patches have 4x4 pixels"):
         HogTarget().width(Layout(size=(32, 32), patch=(4, 4), channels=3))

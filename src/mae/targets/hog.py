@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
@@ -28,7 +29,7 @@ class HogTarget(Target):
     kind: ClassVar[str] = "hog"
     reads_whole: ClassVar[bool] = True
 
-    bins: Count = 9
+    bins: Annotated[int, Ge(2)] = 9
     """Directions, over 180 degrees."""
     cell: Count = 8
     """Height and width of a cell in pixels; the patch must be a multiple."""

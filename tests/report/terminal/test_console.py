@@ -46,6 +46,12 @@ def test_other_terms_are_named_and_the_baseline_stands_beside_the_reconstruction
     assert "loss 0.9000  reconstruction 0.7000  uniformity -1.2500 (30% below mean predictor)" in text.getvalue()
 
 
+def test_where_nothing_is_to_be_predicted_it_says_so_of_any_target() -> None:
+    text = StringIO()
+    ProgressDisplay(Console(file=text, width=200), total_steps=8, start_step=0, mean_baseline=0.0).log(ROW)
+    assert "(nothing to predict: the target is the same everywhere, as that of images of one colour)" in text.getvalue()
+
+
 def test_a_look_before_the_first_step_is_not_reckoned_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("mae.report.terminal.console.time.monotonic", lambda: now[0])

@@ -22,6 +22,7 @@ from mae.training.resilience.health import (
     Sign,
 )
 
+WORDS = {"mean": "the mean colour", "advice": "look at the pictures"}
 NOISE = torch.randn(400, generator=torch.Generator().manual_seed(0)).tolist()
 
 
@@ -62,7 +63,7 @@ def signs() -> list[Sign]:
         LossSpike(),
         GradientGrowth(after=6400),
         DataWait(lambda: "decoding"),
-        NoBetterThanMean(baseline=1.0, after=6400),
+        NoBetterThanMean(baseline=1.0, after=6400, **WORDS),
         Overfitting(),
         Collapse(),
         FewCodes(),
@@ -84,7 +85,7 @@ def test_nothing_is_seen_in_a_run_that_is_well() -> None:
 
 def test_a_warning_is_a_row_for_the_other_observers() -> None:
     recorder = Recorder()
-    health = Health([NoBetterThanMean(baseline=0.5, after=0)], [recorder])
+    health = Health([NoBetterThanMean(baseline=0.5, after=0, **WORDS)], [recorder])
     for step in range(1, 6):
         health.log(row(step))
     (found,) = recorder.rows
@@ -152,7 +153,11 @@ def test_a_short_wait_is_none() -> None:
 @pytest.mark.parametrize(("loss", "steps"), [(0.94, []), (0.96, [50, 100])])
 def test_a_model_that_learned_nothing_is_told_so(loss: float, steps: list[int]) -> None:
     rows = [row(step, loss=loss) for step in range(1, 300)]
-    assert [step for step, _, _ in seen(rows, NoBetterThanMean(baseline=1.0, after=50 * 64))] == steps
+    found = seen(rows, NoBetterThanMean(baseline=1.0, after=50 * 64, **WORDS))
+    assert [step for step, _, _ in found] == steps
+    assert all(
+        "predicting the mean colour alone" in text and text.endswith("; look at the pictures") for _, _, text in found
+    )
 
 
 def test_overfitting_is_named_when_it_began() -> None:

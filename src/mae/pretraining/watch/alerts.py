@@ -1,5 +1,6 @@
 """What is looked at while a run goes on, to tell early that it goes wrong."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from mae.contention import Contention, num_cores
 from mae.data.loading.worker import CropDataset
 from mae.evaluation.common.baselines import TrivialBaselines
+from mae.evaluation.common.capabilities import predicts_pixels
 from mae.pretraining.build import num_workers, readable
 from mae.pretraining.resolve import RunContext
 from mae.randomness import FIXED_EPOCH, sample_keys
@@ -31,7 +33,7 @@ from mae.training.resilience.health import (
 )
 
 _STEPS_TO_LEARN = 2000
-"""Updates after which a model that learns at all is better than the mean colour; in short runs half of the run."""
+"""Updates after which a model that learns at all is better than the mean; in short runs half of the run."""
 _TIMED_IMAGES = 32
 
 
@@ -53,10 +55,22 @@ def make_health(
         threads = torch.get_num_threads() * prepared.world.local_size
         signs.append(SharedCores(Contention().look, threads=threads, cores=num_cores()))
     if baselines.mean_of_visible >= NO_BASELINE and not prepared.method.target_changes:
-        signs.append(NoBetterThanMean(baseline=baselines.mean_of_visible, after=learned))
+        signs.append(_no_better_than_mean(prepared, baseline=baselines.mean_of_visible, after=learned))
     if baselines.zero >= NO_BASELINE:
         signs.append(Divergence(baseline=baselines.zero))
     return Health(signs, observers)
+
+
+def _no_better_than_mean(prepared: RunContext, *, baseline: float, after: float) -> NoBetterThanMean:
+    """The sign in words that fit the target: only of pixels the mean is a colour, and are panels drawn."""
+    pixels = predicts_pixels(prepared.method)
+    return NoBetterThanMean(
+        baseline=baseline,
+        after=after,
+        mean="the mean colour" if pixels else "the mean target of the visible patches",
+        advice=f"{'look at the newest panel, and ' if pixels else ''}check the run with: "
+        f"mae doctor {shlex.quote(str(prepared.folder.root))}",
+    )
 
 
 def what_limits_loading(prepared: RunContext) -> str:

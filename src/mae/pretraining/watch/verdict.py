@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mae.meanings import looks_collapsed, meaning_of
-from mae.report.terminal.console import NO_BASELINE
+from mae.report.terminal.console import NO_BASELINE, NOTHING_TO_PREDICT
 from mae.training.log import LogRow
 
 _ACCURACIES = ("knn", "probe")
@@ -27,7 +27,7 @@ def _of_loss(rows: Sequence[LogRow], baselines: Mapping[str, float]) -> list[str
     loss = sum(row["terms"]["reconstruction"] for row in last) / len(last)
     name, best = min(baselines.items(), key=lambda pair: pair[1])
     if best < NO_BASELINE:
-        return ["There was nothing to predict: each image is one colour."]
+        return [f"There was nothing to predict: {NOTHING_TO_PREDICT}."]
     words, share = name.replace("_", " "), 1 - loss / best
     if share <= 0:
         return [

@@ -22,7 +22,9 @@ _NARROW = 80
 _PLAIN: Any = {"highlight": False, "soft_wrap": True, "markup": False}
 
 NO_BASELINE = 1e-9
-"""Below this loss of the mean-colour predictor there is nothing left to predict."""
+"""Below this loss of the mean predictor there is nothing left to predict."""
+NOTHING_TO_PREDICT = "the target is the same everywhere, as that of images of one colour"
+"""Why a baseline is below that, whatever the target is."""
 
 
 def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -69,9 +71,9 @@ def duration(seconds: float) -> str:
 
 
 def against(loss: float, baseline: float) -> str:
-    """A loss compared with that of the mean-colour predictor, in words."""
+    """A loss compared with that of the mean predictor, in words."""
     if baseline < NO_BASELINE:
-        return "nothing to predict: each image is one colour"
+        return f"nothing to predict: {NOTHING_TO_PREDICT}"
     share = 1 - loss / baseline
     return f"{abs(share):.0%} {'below' if share >= 0 else 'above'} mean predictor"
 
@@ -93,7 +95,7 @@ class ProgressDisplay:
         console: where to print.
         total_steps: steps of the whole run.
         start_step: steps done before it was resumed.
-        mean_baseline: reconstruction term of the mean-colour predictor; None if there is none to compare with.
+        mean_baseline: reconstruction term of the mean predictor; None if there is none to compare with.
     """
 
     def __init__(self, console: Console, *, total_steps: int, start_step: int, mean_baseline: float | None) -> None:

@@ -200,18 +200,21 @@ def shared_cores(taken: float, *, threads: int, cores: int) -> str:
 
 
 class NoBetterThanMean:
-    """After the warm-up the model is no better than predicting the mean colour.
+    """After the warm-up the model is no better than predicting the mean of what is visible.
 
     Args:
         baseline: the reconstruction term of that predictor.
         after: samples after which the model should have learned something; told again at twice as many.
+        mean: what that mean is of the run's target, in words.
+        advice: where to look for the reason.
     """
 
     name = "no better than the mean"
     _ROWS, _SHARE = 5, 0.95
 
-    def __init__(self, *, baseline: float, after: float) -> None:
+    def __init__(self, *, baseline: float, after: float, mean: str, advice: str) -> None:
         self._baseline, self._after = baseline, after
+        self._mean, self._advice = mean, advice
         self._last: deque[float] = deque(maxlen=self._ROWS)
         self._times = 0
 
@@ -228,10 +231,9 @@ class NoBetterThanMean:
             return None
         hardly = ", hardly more" if now < self._baseline else ""
         return (
-            f"after {row['step']:,} steps the reconstruction loss is {now:.4f}, and predicting the mean colour alone "
+            f"after {row['step']:,} steps the reconstruction loss is {now:.4f}, and predicting {self._mean} alone "
             f"gives {self._baseline:.4f}{hardly}: these may be too few steps yet, the rate may be far too small or too "
-            "large, the images may be constant or noise, or normalised wrongly; look at the newest panel, and check "
-            "the run with: mae doctor RUN"
+            f"large, the images may be constant or noise, or normalised wrongly; {self._advice}"
         )
 
 
