@@ -76,6 +76,13 @@ def test_the_papers_sizes_give_108_values() -> None:
     assert HogTarget().width(Layout(size=(224, 224), patch=(16, 16), channels=3)) == 108
 
 
+@pytest.mark.parametrize("size", [(1, 8), (8, 1)], ids=str)
+def test_images_one_pixel_high_or_wide_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match=f"images of {size[0]}x{size[1]} pixels have none along one side"):
+        HogTarget(cell=1).width(Layout(size=size, patch=(1, 1), channels=3))
+    assert HogTarget(cell=1)(batch_of(torch.randn(1, 3, 2, 2), 1)).isfinite().all()
+
+
 def test_one_direction_is_refused() -> None:
     with pytest.raises(UsageError, match="target_bins is 1; expected greater than or equal to 2"):
         HogTarget(bins=1)

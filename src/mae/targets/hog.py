@@ -38,13 +38,19 @@ class HogTarget(Target):
         """Values of a token: cells times channels times bins.
 
         Raises:
-            UsageError: other than two axes, or a patch that is no multiple of the cell.
+            UsageError: other than two axes, a patch that is no multiple of the cell, or samples one pixel high or wide.
         """
         if len(layout.patch) != 2 or any(side % self.cell for side in layout.patch):
             sides = "x".join(map(str, layout.patch))
             raise UsageError(
                 f"target_cell is {self.cell}, and patches have {sides} pixels; expected a cell that divides both "
                 "sides: give --target-cell or another --patch-size"
+            )
+        if min(layout.size) < 2:
+            size = "x".join(map(str, layout.size))
+            raise UsageError(
+                f"target hog reads gradients between neighbours, and images of {size} pixels have none along one side; "
+                "expected two pixels or more along both: give a larger --img-size"
             )
         rows, columns = (side // self.cell for side in layout.patch)
         return rows * columns * layout.channels * self.bins
