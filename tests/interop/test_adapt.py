@@ -66,6 +66,14 @@ def test_a_mask_ratio_that_leaves_nothing_of_smaller_images_is_lowered(size: tup
         resized(model, (4, 4))
 
 
+def test_it_leaves_as_many_patches_as_the_decoder_needs() -> None:
+    model = tiny_model(decoder="cross", cls_token=False)
+    config = resized(model, (4, 16))[0].config
+    assert config is not None and config.mask.num_visible(config.layout) == 2
+    with pytest.raises(UsageError, match="1x2 = 2 patches leaves 0 visible"):
+        resized(model, (4, 8))
+
+
 def test_a_detector_takes_other_channels_and_finds_the_same() -> None:
     config = tiny_model(mean=(0.1,) * 3, std=(0.2,) * 3).config
     assert config is not None

@@ -163,6 +163,10 @@ def test_a_share_of_the_hidden_ones_is_drawn_from_them() -> None:
             {"mask_predicted": 0.5, "laplacian": 0.1},
             "laplacian reads whole samples, and the mask leaves masked patches out",
         ),
+        (
+            {"decoder": "cross", "cls_token": False, "mask_ratio": 0.95},
+            r"mask_ratio 0\.95 leaves 1 of 24 patches; expected 2 or more: use a lower ratio or smaller patches",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], message: str) -> None:

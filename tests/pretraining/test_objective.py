@@ -136,6 +136,10 @@ def test_the_objective_is_part_of_the_model_and_of_the_header(
     [
         ("--recipe improved --epochs 3", "(--mask-warmup) is 5 epochs, but the whole run has 3 epochs"),
         ("--mask-schedule cosine --mask-start 0.99 --mask-warmup 1", "mask_ratio 0.99 on a grid of 4x4"),
+        (
+            "--decoder cross --no-cls-token --mask-schedule random --mask-start 0.9",
+            "--mask-start, which the run begins with: decoder cross chooses among visible tokens, and mask_ratio 0.9 ",
+        ),
         ("--uniformity 0.01 --batch-size 4 --accumulate 4", "--uniformity compares the images of a batch"),
         ("--uniformity 0.01 --repeated-aug 2", "some are views of the same image"),
         ("--batch-size 32 --repeated-aug 64", "--batch-size is 32, --repeated-aug 64; expected"),

@@ -105,6 +105,9 @@ def test_weights_of_very_few_patches_are_masked_as_the_user_says(tmp_path: Path)
     assert block == InverseBlockMasking(roll=False)
     with pytest.raises(UsageError, match=r"mask_ratio 0\.75 on a grid of 1x3 = 3 patches leaves 0 visible"):
         prepared(path)  # as of fresh weights
+    few = {"decoder": "cross", "cls_token": False, "img_size": (2, 8), "mask_ratio": 0.5}
+    path = stored(tmp_path / "cross.safetensors", DIGITS.override(few))
+    assert prepared(path, mask_ratio=0.5).method.decoder.kind == "cross"
 
 
 def test_a_linear_decoder_goes_on_as_one(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Whether the components of a method fit each other: told before anything is built."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
@@ -19,7 +19,7 @@ def check_method(method: "MethodConfig") -> None:
     Raises:
         UsageError: they do not.
     """
-    layout, mask, target = method.tokenizer.layout, method.mask, method.target
+    layout, target = method.tokenizer.layout, method.target
     width = max(value for _, part in method.components() if (value := getattr(part, "embed_dim", 0)) >= 0)
     if layout.num_tokens * width > _MAX_TABLE:
         raise UsageError(
@@ -46,8 +46,28 @@ def check_method(method: "MethodConfig") -> None:
             f"give --{'no-' if method.encoder.mask_tokens else ''}encoder-mask-tokens, or use another decoder"
         )
     _check_scores(method)
-    mask.num_visible(layout)  # a ratio that leaves nothing is refused before any training,
+    check_visible(method)  # a ratio that leaves too little is refused before any training,
     target.width(layout, method.gives)  # and so are tokens that the target cannot be made of
+
+
+def check_visible(method: "MethodConfig", ratio: float | None = None) -> None:
+    """Refuse a mask ratio that leaves the decoder too few tokens; None: the mask's own.
+
+    Raises:
+        UsageError: it does; see `Mask.num_visible`.
+    """
+    visible, least = method.mask.num_visible(method.layout, ratio), least_visible(method.encoder, method.decoder)
+    if visible < least:
+        ratio = method.mask.ratio if ratio is None else ratio
+        raise UsageError(
+            f"decoder {method.decoder.kind} chooses among visible tokens, and mask_ratio {ratio} leaves {visible} of "
+            f"{method.layout.num_tokens} patches; expected {least} or more: use a lower ratio or smaller patches"
+        )
+
+
+def least_visible(encoder: Any, decoder: Any) -> int:
+    """Patches that must stay visible, so that the decoder has as many tokens as it needs."""
+    return max(1, decoder.min_tokens - encoder.num_prefix)
 
 
 def _teachers_giving(output: str, method: "MethodConfig") -> list[str]:

@@ -341,6 +341,11 @@ class Encoder(Component):
         mask_tokens: Any
         cls_token: Any
 
+    @property
+    def num_prefix(self) -> int:
+        """Tokens that lead the sequence, which are no patches and never masked."""
+        raise NotImplementedError
+
     def build(self, tokenizer: Tokenizer, **options: Any) -> nn.Module:
         """The network, with fresh weights from PyTorch's global generator.
 

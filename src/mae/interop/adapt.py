@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from mae.core.compatibility import least_visible
 from mae.core.method import MethodConfig
 from mae.core.types import Grid, Layout
 from mae.errors import UsageError
@@ -34,16 +35,17 @@ def resized(model: PretrainedEncoder, img_size: tuple[int, int]) -> tuple[Pretra
     try:
         new = old.override({"img_size": img_size})
     except UsageError:
-        ratio = fitting_ratio(old.mask.ratio, replace(old.layout, size=img_size))
+        least = least_visible(old.encoder, old.decoder)
+        ratio = fitting_ratio(old.mask.ratio, replace(old.layout, size=img_size), least=least)
         new = old.override({"img_size": img_size, "mask": "random", "mask_ratio": ratio})
     weights = resampled(model, new.layout.grid)
     how = "computed for" if old.encoder.pos_embed == "sincos2d" else "resampled (bicubic) to"
     return rebuilt(model, new, weights), f"position embedding {how} a grid of {new.layout.grid[0]}x{new.layout.grid[1]}"
 
 
-def fitting_ratio(ratio: float, layout: Layout) -> float:
-    """The mask ratio nearest to a given one that leaves a visible patch; that one itself where none does."""
-    highest = 1 - 1 / layout.num_tokens
+def fitting_ratio(ratio: float, layout: Layout, *, least: int) -> float:
+    """The mask ratio nearest to a given one that leaves so many patches visible; that one itself where none does."""
+    highest = 1 - least / layout.num_tokens
     return min(ratio, highest) if highest > 0 else ratio
 
 

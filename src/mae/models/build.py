@@ -3,7 +3,6 @@
 from typing import Any
 
 from mae.core.method import MethodConfig
-from mae.errors import UsageError
 from mae.losses.reconstruction import KnownValues
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
@@ -36,11 +35,6 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
     encoder = build_encoder(config, activation_checkpointing=activation_checkpointing)
     if config.adapter is not None:
         config.adapter.apply(encoder)
-    if config.mask.num_visible(layout) + encoder.num_prefix < config.decoder.min_tokens:
-        raise UsageError(
-            f"decoder {config.decoder.kind} chooses among visible tokens, and these images have one; use smaller "
-            "patches"
-        )
     decoder = config.decoder.build(
         encoder=encoder,
         layout=layout,

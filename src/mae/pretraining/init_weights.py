@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mae.config import RunConfig
+from mae.core.compatibility import least_visible
 from mae.core.method import MethodConfig, names_of
 from mae.errors import UsageError
 from mae.interop.adapt import fitting_ratio, resampled
@@ -49,7 +50,8 @@ def open_init_weights(path: str) -> InitWeights:
         encoder, decoder, target = replace(encoder, mask_tokens=False), usual.decoder, usual.target
     elif target.needs:
         target = plain.target
-    mask = replace(plain.mask, ratio=fitting_ratio(plain.mask.ratio, config.layout))
+    ratio = fitting_ratio(plain.mask.ratio, config.layout, least=least_visible(encoder, decoder))
+    mask = replace(plain.mask, ratio=ratio)
     # How it was trained is no property of the weights. All at once: the parts must fit each other.
     config = replace(
         config, encoder=encoder, decoder=decoder, target=target, mask=mask, loss=plain.loss, terms=(),

@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.config import RunConfig, as_flag, is_changeable
+from mae.core.compatibility import check_visible
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
 from mae.core.method import MethodConfig, component_of, default_kind, names_of
@@ -254,7 +255,7 @@ def resolve_config(
         )
     if config.optim.mask_schedule != "const":
         try:
-            method.mask.num_visible(method.layout, config.optim.mask_start)
+            check_visible(method, config.optim.mask_start)
         except UsageError as error:
             raise UsageError(f"--mask-start, which the run begins with: {error}") from error
     if config.machine.shard and config.optim.precision == "fp16":
