@@ -54,6 +54,14 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--teacher", "codebook"], "such as --target codes, or leave it out"),
         (["builtin:digits", "--visreg-dim", "8"], "--visreg-dim is an option of --visreg, which counts 0; give its"),
         (["builtin:digits", "--mask-start", "0.4"], "--mask-start is for a mask ratio that changes, and --mask-sch"),
+        (
+            ["builtin:digits", "--mask-schedule", "random", "--mask-warmup", "2"],
+            "--mask-schedule random draws one for each batch; leave it out",
+        ),
+        (
+            ["builtin:digits", "--difficulty", "1", "--mask-predicted", "0.05"],
+            "--difficulty compares the predicted patches of an image with each other, and the mask has only",
+        ),
         (["builtin:digits", "--seed", str(1 << 63)], "--seed is"),
         (["builtin:digits", "--betas", "2", "3"], "--betas is"),
         (["builtin:digits", "--mlp-ratio", "0.0001"], "leaves nothing of the MLPs"),

@@ -17,7 +17,7 @@ from mae.core.compatibility import check_visible
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
 from mae.core.method import MethodConfig, component_of, default_kind, names_of
-from mae.core.types import SourceNetwork
+from mae.core.types import MaskRequest, SourceNetwork
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.decode.limits import check_workers
@@ -267,6 +267,7 @@ def resolve_config(
         )
     for term in method.terms:
         _check_compared(term, config, world)
+        _check_pairs(term, config)
     return config
 
 
@@ -285,11 +286,21 @@ def _check_read(config: RunConfig, given: Collection[str]) -> None:
             raise UsageError(
                 f"{as_flag(name)} is an option of {as_flag(owners[0])}, which counts 0; give its weight too"
             )
-    unread = sorted({"mask_start", "mask_warmup"} & set(given))
-    if unread and config.optim.mask_schedule == "const" and "mask_schedule" not in given:
+    _check_schedule(config, given)
+
+
+def _check_schedule(config: RunConfig, given: Collection[str]) -> None:
+    """Refuse options of a mask ratio that changes over epochs where it does not."""
+    schedule, unread = config.optim.mask_schedule, sorted({"mask_start", "mask_warmup"} & set(given))
+    if unread and schedule == "const" and "mask_schedule" not in given:
         raise UsageError(
             f"{as_flag(unread[0])} is for a mask ratio that changes, and --mask-schedule is const; give another "
             "schedule, or leave it out"
+        )
+    if schedule == "random" and "mask_warmup" in given:
+        raise UsageError(
+            "--mask-warmup says over how many epochs the mask ratio changes, and --mask-schedule random draws one for "
+            "each batch; leave it out, or give --mask-schedule linear or cosine"
         )
 
 
@@ -313,6 +324,26 @@ def _check_compared(term: Term, config: RunConfig, world: World) -> None:
         raise UsageError(
             f"{flag} compares the images of a batch, and with --repeated-aug {views} some are views of the same image; "
             "leave one of the two out"
+        )
+
+
+def _check_pairs(term: Term, config: RunConfig) -> None:
+    """Refuse a term that compares predicted patches of an image with each other where only one is predicted."""
+    if not term.predicts_loss:
+        return
+    mask, layout = config.resolved.mask, config.resolved.layout
+    start = mask.ratio if config.optim.mask_schedule == "const" else config.optim.mask_start
+    # Of one sample, for all have equally many.
+    request = MaskRequest(
+        layout=layout,
+        keys=torch.zeros(1, dtype=torch.int64),
+        x=torch.zeros(1, layout.channels, *layout.size),
+        scores=torch.zeros(1, layout.num_tokens),
+    )
+    if max(mask.plan(replace(request, ratio=ratio)).predicted.shape[1] for ratio in (start, mask.ratio)) < 2:
+        raise UsageError(
+            f"{as_flag(term.kind)} compares the predicted patches of an image with each other, and the mask has only "
+            "one predicted; expected two or more: predict or mask more of them, or leave it out"
         )
 
 
