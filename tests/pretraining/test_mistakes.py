@@ -55,11 +55,11 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--visreg-dim", "8"], "--visreg-dim is an option of --visreg, which counts 0; give its"),
         (["builtin:digits", "--mask-start", "0.4"], "--mask-start is for a mask ratio that changes, and --mask-sch"),
         (
-            ["builtin:digits", "--mask-schedule", "random", "--mask-warmup", "2"],
+            ["builtin:digits", "--mask-schedule", "random", "--mask-warmup", "2", "--steps", "1"],
             "--mask-schedule random draws one for each batch; leave it out",
         ),
         (
-            ["builtin:digits", "--difficulty", "1", "--mask-predicted", "0.05"],
+            ["builtin:digits", "--difficulty", "1", "--mask-predicted", "0.05", "--steps", "1"],
             "--difficulty compares the predicted patches of an image with each other, and the mask has only",
         ),
         (["builtin:digits", "--seed", str(1 << 63)], "--seed is"),

@@ -23,7 +23,7 @@ from mae.evaluation.protocols import find_protocol
 from mae.experiments.core.commands import commands
 from mae.experiments.core.job import EvalSpec, Job
 from mae.experiments.core.metrics import RECONSTRUCTION
-from mae.experiments.core.plan import Study, StudySetup, differing, with_differences
+from mae.experiments.core.plan import FROZEN_FEATURES, Study, StudySetup, differing, with_differences
 from mae.experiments.core.readout import preferred_features, read_baselines, read_numbers
 from mae.experiments.run import _held_fixed
 from mae.experiments.studies import STUDIED, STUDIES, find_study
@@ -33,6 +33,7 @@ from mae.experiments.studies.decoder import Decoder
 from mae.experiments.studies.decoder_depth import DecoderDepth
 from mae.experiments.studies.features import Features
 from mae.experiments.studies.mask_ratio import MaskRatio
+from mae.experiments.studies.quality import Quality
 from mae.experiments.studies.target import Target
 from mae.models.build import build_model
 from mae.pretraining.resolve import resolve_config, total_steps
@@ -58,7 +59,8 @@ def test_every_listed_study_is_found():
     for name, entry in STUDIES.items():
         kind = find_study(name)
         assert (kind.__name__, kind.__module__) == (entry.options, f"mae.experiments.studies.{name}")
-        plan = kind().study(setup(batch_size=64)) if kind.trains else kind(models=("runs/a",)).study()
+        unsaid = replace(setup(batch_size=64), finetune_epochs=None)
+        plan = kind().study(unsaid) if kind.trains else kind(models=("runs/a",)).study()
         assert plan.name == name and plan.evaluations and plan.metrics
     with pytest.raises(UsageError, match="unknown study 'mask_ration'; did you mean mask_ratio"):
         find_study("mask_ration")
@@ -81,7 +83,8 @@ finally:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_evaluation_has_a_number_that_is_shown(name: str):
     kind = find_study(name)
-    plan = kind().study(setup(batch_size=64)) if kind.trains else kind(models=("runs/a",)).study()
+    unsaid = replace(setup(batch_size=64), finetune_epochs=None)
+    plan = kind().study(unsaid) if kind.trains else kind(models=("runs/a",)).study()
     numbers = {"reconstruction": {metric.name for metric in RECONSTRUCTION}}
     shown = {metric.name for metric in plan.metrics}
     for spec in plan.evaluations:
@@ -334,6 +337,16 @@ def test_evaluations():
     assert [spec.protocol for spec in replace(setup(), finetune_epochs=0.0).evaluations()] == [
         "knn", "linear_probe", "reconstruction"
     ]  # fmt: skip
+
+
+def test_fine_tuning_is_as_long_as_usual_where_nobody_says_and_none_in_quality():
+    unsaid = replace(setup(), finetune_epochs=None)
+    assert unsaid.evaluations()[-1].options["epochs"] == 5.0
+    assert "finetune" in {metric.name for metric in Compare().study(unsaid).metrics}
+    for epochs in (None, 0.0):
+        assert Quality().study(replace(setup(), finetune_epochs=epochs)).evaluations == FROZEN_FEATURES
+    with pytest.raises(UsageError, match="--finetune-epochs is 2, and .* fine-tunes nothing: .*leave it out"):
+        Quality().study(setup())
 
 
 def test_true_statistics_metric_needs_norm_pix_loss():

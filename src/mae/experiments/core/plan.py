@@ -14,7 +14,7 @@ from mae.experiments.core.metrics import COMMON_MASK_RATIO, NUM_NEIGHBOURS, PSNR
 from mae.experiments.core.results import Variant
 from mae.options import shown
 
-_FINETUNE_BATCH = 128
+_FINETUNE_BATCH, _FINETUNE_EPOCHS = 128, 5.0
 
 FROZEN_FEATURES = (
     EvalSpec(protocol="knn", options={"ks": [NUM_NEIGHBOURS]}),
@@ -35,17 +35,18 @@ class StudyRequest:
     """Labelled images for the evaluations."""
     seeds: int = 3
     """Runs of each variant, with consecutive seeds from --seed on."""
-    finetune_epochs: float = 5.0
-    """Epochs of fine-tuning for each run; 0: no fine-tuning, as always in 'quality'."""
+    finetune_epochs: Annotated[float | None, shown("5; none in 'quality'", "EPOCHS")] = None
+    """Epochs of fine-tuning for each run; 0: no fine-tuning."""
     overlap: Overlap = "error"
     """What to do with test images that are among the training images: error, or drop them from the test."""
 
     def __post_init__(self) -> None:
         if self.data is not None:
             object.__setattr__(self, "data", concealed(self.data))
-        if self.seeds < 1 or self.finetune_epochs < 0:
+        epochs = self.finetune_epochs or 0.0
+        if self.seeds < 1 or epochs < 0:
             raise UsageError(
-                f"--seeds is {self.seeds}, --finetune-epochs {self.finetune_epochs:g}; expected one seed or more, and "
+                f"--seeds is {self.seeds}, --finetune-epochs {epochs:g}; expected one seed or more, and "
                 "0 epochs or more"
             )
 
@@ -87,14 +88,14 @@ class StudySetup:
         base: the run: its recipe with the options that were given.
         given: names of the options that were given; no variant may change them.
         find: from a recipe's name to its configuration, with the same options.
-        finetune_epochs: of fine-tuning; 0: none.
+        finetune_epochs: of fine-tuning; 0: none; None: nobody said, and as many as is usual where runs are fine-tuned.
         labelled: number of labelled training images.
     """
 
     base: RunConfig
     given: frozenset[str]
     find: Callable[[str], RunConfig]
-    finetune_epochs: float
+    finetune_epochs: float | None
     labelled: int
 
     def vary(self, variant: Variant) -> RunConfig:
@@ -116,11 +117,11 @@ class StudySetup:
             EvalSpec(protocol="reconstruction", options={"mask_ratio": COMMON_MASK_RATIO}),
             *more,
         )
-        if not self.finetune_epochs:
+        if self.finetune_epochs == 0:
             return cheap
         # The official recipe is made for 100 epochs: in a short one mixed images would be all that is ever learned.
         short: dict[str, Any] = {
-            "epochs": float(self.finetune_epochs),
+            "epochs": _FINETUNE_EPOCHS if self.finetune_epochs is None else float(self.finetune_epochs),
             "batch_size": min(_FINETUNE_BATCH, self.labelled),
             "base_lr": 1e-3,
             "mixing": False,
@@ -130,7 +131,7 @@ class StudySetup:
 
     def metrics(self, *metrics: Metric) -> tuple[Metric, ...]:
         """Those of the metrics that these evaluations measure."""
-        absent = set() if self.finetune_epochs else {"finetune"}
+        absent = {"finetune"} if self.finetune_epochs == 0 else set()
         absent |= set() if self.base.flat().get("norm_pix_loss", False) else {PSNR_TRUE_STATISTICS.name}
         return tuple(metric for metric in metrics if metric.name not in absent)
 

@@ -35,8 +35,13 @@ class Quality:
         """The plan.
 
         Raises:
-            UsageError: no such recipe.
+            UsageError: no such recipe, or epochs of fine-tuning, which this study has none of.
         """
+        if setup.finetune_epochs:
+            raise UsageError(
+                f"--finetune-epochs is {setup.finetune_epochs:g}, and the study quality fine-tunes nothing: it "
+                "evaluates frozen features of checkpoints; leave it out"
+            )
         return Study(
             name="quality",
             question="Which recipe makes a good encoder soonest?",
