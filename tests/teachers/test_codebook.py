@@ -1,4 +1,6 @@
 import copy
+import signal
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,3 +219,24 @@ def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path, mon
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     assert 1 < whole.summary["evaluation"]["codes_used"]["last"] <= 32
     assert not any("teacher" in name for name in mae.load(whole.folder).state_dict())
+
+
+def test_a_run_resumes_exactly_after_a_step_that_was_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What such a step has shown counts with the next one; codes begin anew in nearly every step here."""
+    without_pictures(monkeypatch)
+    step = count()
+
+    def all_but_the_third(*numbers: torch.Tensor) -> torch.Tensor:
+        number = next(step)
+        if number == 7:  # the second step of the second run, which ends with the next one
+            signal.raise_signal(signal.SIGTERM)
+        return torch.tensor(number not in (2, 8))
+
+    monkeypatch.setattr("mae.training.engine.all_finite", all_but_the_third)
+    options = {"teacher_restart": 0.9, "teacher_decay": 0.5}
+    whole = pretrain(tmp_path / "whole", **options)
+    stopped = pretrain(tmp_path / "parts", **options)
+    assert not stopped.finished and find_weights(stopped.folder).parent.name == "step-00000003"
+    resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
+    one, other = (load_file(find_weights(run.folder).with_name("teacher.safetensors")) for run in (whole, resumed))
+    assert one["restarted"] > 32 and all(torch.equal(one[key], other[key]) for key in one)

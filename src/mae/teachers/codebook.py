@@ -84,7 +84,7 @@ class CodebookNetwork(nn.Module):
         self.register_buffer("seen", torch.zeros(count))
         self.register_buffer("sums", torch.zeros(count, width))
         self.register_buffer("drawn", torch.zeros(count, width))
-        self.register_buffer("draws", torch.full((count,), _NO_DRAW), persistent=False)  # none between two steps
+        self.register_buffer("draws", torch.full((count,), _NO_DRAW))  # of a step that was skipped they count on
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> dict[str, Float[Tensor, "B N K"]]:
