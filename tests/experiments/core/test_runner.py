@@ -164,6 +164,8 @@ def test_exit_codes_of_stopped_jobs(
     class Process:
         stdin = io.BytesIO()
 
+        returncode = code
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -176,6 +178,35 @@ def test_exit_codes_of_stopped_jobs(
     monkeypatch.setattr(runner.subprocess, "Popen", Process)
     finished, found = run_jobs(tmp_path / "study", [job], console=Console(quiet=True))
     assert not finished and list(found) == ([job.name] if failed else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (-9, "killed by signal 9, Killed, as when memory ran out; its last line: step 7"),
+        (-11, "killed by signal 11, Segmentation fault; its last line: step 7"),
+        (1, "step 7"),
+    ],
+)
+def test_a_killed_job_is_told_by_its_signal(
+    code: int, told: str, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (job,) = jobs(1, labelled, tmp_path)
+    with study_folder(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
+
+    class Process:
+        returncode = code
+
+        def __init__(self, *args: Any, stdout: Any, **kwargs: Any) -> None:
+            stdout.write(b"step 6\nstep 7\n")
+
+        def poll(self) -> int:
+            return code
+
+    monkeypatch.setattr(runner.subprocess, "Popen", Process)
+    finished, failed = run_jobs(tmp_path / "study", [job], console=Console(quiet=True))
+    assert finished and failed == {job.name: told}
 
 
 def test_job_name_of_a_path_stays_in_the_folder():

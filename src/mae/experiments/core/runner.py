@@ -131,7 +131,7 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
     """Run every job that is not done, in order, as many at a time as there are GPUs.
 
     Returns:
-        Whether all was run (False where a signal stopped it), and by name the last line of each job that failed.
+        Whether all was run (False where a signal stopped it), and by name why each failed job did.
     """
     waiting = [job for job in jobs if not JobFiles(root=root, name=job.name).finished]
     failed: dict[str, str] = {}
@@ -147,13 +147,13 @@ def run_jobs(root: Path, jobs: Sequence[Job], *, console: Console) -> tuple[bool
                 if (code := job.process.poll()) is not None:
                     del running[slot]
                     if code != 0:
-                        failed[job.job.name] = job.last_line()
+                        failed[job.job.name] = job.failure()
             display.show(running.values(), failed)
         if running:
             console.print("Stopping: waiting until running jobs are saved.", highlight=False)
         for job in running.values():
             if job.stop() not in (0, STOPPED, -signal.SIGTERM):
-                failed[job.job.name] = job.last_line()
+                failed[job.job.name] = job.failure()
     return not signals.asked, failed
 
 
@@ -187,9 +187,14 @@ class _Running:
         self.process.stdin.close()
         return self.process.wait()
 
-    def last_line(self) -> str:
+    def failure(self) -> str:
+        """Why the ended process failed: its last line, after the signal that killed it before it could say so."""
         lines = self.files.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
+        last = lines[-1] if lines else "it printed nothing"
+        if (code := self.process.returncode) >= 0:
+            return last
+        cause = ", as when memory ran out" if code == -signal.SIGKILL else ""
+        return f"killed by signal {-code}, {signal.strsignal(-code)}{cause}; its last line: {last}"
 
     def progress(self) -> tuple[float, str]:
         """About how much of the job is done, in [0, 1], and what it is doing."""
