@@ -140,6 +140,11 @@ def test_only_what_was_asked_for_is_advised_against():
     assert "an epoch are few" not in own and "a decoder of" not in own
 
 
+@pytest.mark.parametrize(("batch_size", "told"), [(1, False), (2, False), (4, True)])
+def test_only_a_smaller_batch_is_advised_for_more_steps(batch_size: int, told: bool):
+    assert ("an epoch are few: --batch-size 2 gives more" in advice(20, batch_size=batch_size)) == told
+
+
 def test_nothing_is_said_of_a_good_run():
     assert advice(300_000) == ""
 

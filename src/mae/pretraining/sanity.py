@@ -134,8 +134,9 @@ def advise(
         )
     if steps < FEW_STEPS:
         advice.append(f"{steps} steps are few: the shortest recipe with a measured result, demo, takes 1,500")
-    if "batch_size" in given and an_epoch < FEW_STEPS_AN_EPOCH and steps < MANY_STEPS:
-        smaller = advised_batch(config, num_images)
+    smaller, asked_batch = advised_batch(config, num_images), config.optim.batch_size
+    few = "batch_size" in given and an_epoch < FEW_STEPS_AN_EPOCH and steps < MANY_STEPS
+    if few and asked_batch is not None and smaller < asked_batch:
         advice.append(f"{an_epoch} steps an epoch are few: --batch-size {smaller} gives more for the same work")
     if steps / an_epoch < epochs:
         took = duration(epochs * epoch_seconds)
