@@ -29,9 +29,23 @@ def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "measure_ceilings", lambda device, precision: found)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(step, "measure_ceilings", lambda *asked: pytest.fail("measured first"))
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    assert main(["bench", "step", "--models", LESSON, "--device", "cpu", "--out", str(kept)]) == 2
+    assert f"{kept} exists and is not overwritten" in capsys.readouterr().err and kept.read_text() == "{}"
+    assert main(["bench", "data", str(tmp_path), "--out", str(kept)]) == 2
+    assert "is not overwritten" in capsys.readouterr().err
+    assert main(["bench", "end-to-end", "builtin:digits", "--json", str(kept / "figures.json")]) == 2
+    assert f"{kept} is not a folder; choose another --json" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("small_ceilings")
 def test_model_with_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "step.json"
+    out = tmp_path / "a new folder" / "step.json"
     asked = ["--models", LESSON, "--decoders", "self", "cross:0.5", "--batch-size", "2", "--seconds", "0.01", "--peer"]
     assert main(["bench", "step", *asked, "--device", "cpu", "--out", str(out)]) == 0
     shown = capsys.readouterr().out

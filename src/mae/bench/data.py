@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from mae.bench.report import machine, write_figures
+from mae.bench.report import check_figures, machine, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved
 from mae.data.dataset.images import load_images
 from mae.data.decode.image import decode, reducible
@@ -96,9 +96,10 @@ def run_data_bench(bench: DataBench, console: Console) -> dict[str, Any]:
     """Time every way, show the tables, and give all of it as JSON values.
 
     Raises:
-        UsageError: no such source, or too few JPEGs in it.
+        UsageError: no such source, too few JPEGs in it, or a file of figures that is there already.
         MAEError: images that cannot be read.
     """
+    check_figures(bench.out)
     files = jpegs_in(Path(bench.source))
     if len(files) < _BATCH:
         raise UsageError(f"{bench.source} holds {len(files)} JPEGs; give a folder of {_BATCH} or more")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from mae.bench.report import machine, write_figures
+from mae.bench.report import check_figures, machine, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios
 from mae.config import RunConfig
 from mae.errors import UsageError
@@ -62,9 +62,10 @@ def run_end_to_end_bench(bench: EndToEnd, config: RunConfig, console: Console) -
         console: where the table is shown.
 
     Raises:
-        UsageError: the run cannot be carried out as asked.
+        UsageError: the run cannot be carried out as asked, or a file of figures that is there already.
         MAEError: images that cannot be read.
     """
+    check_figures(bench.json, option="--json")
     if not config.source:
         raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
     if config.machine.out is not None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from mae.bench.ceilings import Ceilings, measure_ceilings
-from mae.bench.report import machine, write_figures
+from mae.bench.report import check_figures, machine, write_figures
 from mae.bench.timing import Quartiles, quartiles, ratios, time_interleaved, timed
 from mae.config import Device, Optimizer, Precision
 from mae.core.contracts import Batch
@@ -115,9 +115,10 @@ def run_step_bench(bench: StepBench, console: Console) -> dict[str, Any]:
     """Time everything, show the tables, and give all of it as JSON values.
 
     Raises:
-        UsageError: no such model or device, or no transformers for a peer.
+        UsageError: no such model or device, no transformers for a peer, or a file of figures that is there already.
         MAEError: the peer computes another loss; nothing was timed.
     """
+    check_figures(bench.out)
     device = choose_device(bench.device)
     precision = choose_precision(bench.precision, device)
     if device.type == "cpu":
