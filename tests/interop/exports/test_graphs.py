@@ -65,6 +65,14 @@ def test_an_encoder_answers_batches_of_any_size(size: str, form: str, tmp_path: 
         )
 
 
+def test_a_program_is_called_as_the_model_is(tmp_path: Path) -> None:
+    model = tiny_model(**SHALLOW, img_size=16, **STATISTICS).eval()
+    FORMATS["torch-export"].write(model, tmp_path, None)
+    images = torch.randn(3, 3, 16, 16)
+    found = torch.export.load(tmp_path / PROGRAM_FILE).module()(images)
+    torch.testing.assert_close(found["mean"], model.encode(images).mean)
+
+
 def test_an_onnx_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
     config = tiny_model(**SHALLOW, img_size=16, **STATISTICS).config
     assert config is not None

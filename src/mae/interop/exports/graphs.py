@@ -132,8 +132,8 @@ def write_onnx(
 
 
 def write_program(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Write a graph as a file of `torch.export.save` for any batch size; see `write_onnx`."""
-    program = torch.export.export(graph, (), dict(inputs), dynamic_shapes=_any_batch(inputs))
+    """Write a graph as a file of `torch.export.save` for any batch size, called by position; see `write_onnx`."""
+    program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=_any_batch(inputs))
     write_by_memory(path, lambda held: torch.export.save(program, held))
 
 

@@ -130,8 +130,8 @@ def program_outputs(folder: Path, inputs: Inputs) -> dict[str, Tensor]:
     """PyTorch's exported program, likewise."""
     program = torch.export.load(folder / PROGRAM_FILE).module()
     images = inputs["images"]
-    alone = [program(images=image.unsqueeze(0)) for image in images]
-    together = program(images=images)
+    alone = [program(image.unsqueeze(0)) for image in images]
+    together = program(images)
     return together | {f"{name}, one by one": torch.cat([one[name] for one in alone]) for name in together}
 
 
