@@ -26,6 +26,7 @@ def test_the_plan_and_its_command_are_shown(capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     for part in (
         "1,438 of 8x8 pixels",
+        "M trained parameters",  # with --adapter a part of the model's
         "400 steps of 8, 17",
         "images/s",
         "an epoch",

@@ -91,7 +91,7 @@ def show(console: "Console", prepared: "RunContext", plan: "Plan") -> None:
     fits = f"at least {plan.images:,}, all there are," if plan.largest_part >= plan.images else f"{plan.largest_part:,}"
     rows = [
         ("images", f"{plan.images:,} of {sizes} pixels, {plan.held_out:,} of them held out; {prepared.note}"),
-        ("model", f"{config.model}: {plan.parameters / 1e6:.2f} M parameters"),
+        ("model", f"{config.model}: {plan.parameters / 1e6:.2f} M trained parameters"),
         ("crops", f"{size} pixels in patches of {patch}, {config.flat()['mask_ratio']:.0%} of them masked"),
         ("length", f"{plan.epochs:.4g} epochs = {per_step}{fitted}"),
         ("images/s", f"{pace.images_per_second:,.0f} together: {rates}"),
