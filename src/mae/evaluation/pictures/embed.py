@@ -36,7 +36,7 @@ def embed(
     """Write a model's features of every readable image; like the command `mae embed`.
 
     Rows come in the order of the source: files sorted by path, list files line by line. Each has the file's name and
-    the image's height and width.
+    the image's height and width. `patches` are float16, all other features float32.
 
     Args:
         model: see `mae.evaluate`.
