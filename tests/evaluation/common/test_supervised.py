@@ -126,7 +126,7 @@ def test_why_a_training_begins_anew_on_other_images_is_told(tmp_path: Path):
     assert told(test=3) == f"{first} holds this training with other test images, or moved ones: begun anew"
     assert told(test=3) == ""
     assert "other test images" in told(count=13)
-    assert "holds this training on as many images that moved or changed: begun anew" in told(train=4)
+    assert "as many images that moved or changed, or whose labels did: begun anew" in told(train=4)
     assert told(seed=1) == "" == told(train=5, count=14)  # another training, another set
 
 

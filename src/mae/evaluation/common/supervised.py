@@ -263,7 +263,10 @@ def _told_of_others(parent: Path, decided: Mapping[str, Any], facts: Mapping[str
             if differing <= facts.keys() - {"train", "train_version", "classes"}:
                 return f"{path.parent} holds this training with other test images, or moved ones: begun anew"
             if differing <= {"train_version", "test_version"}:
-                return f"{path.parent} holds this training on as many images that moved or changed: begun anew"
+                return (
+                    f"{path.parent} holds this training on as many images that moved or changed, or whose labels did: "
+                    "begun anew"
+                )
     return ""
 
 
