@@ -5,8 +5,9 @@
 Steps of ViT-Base and ViT-Large beside transformers' ViTMAE as its users run it (bf16 autocast, SDPA) and compiled,
 their share of the measured matrix product and their memory; decoding; whole runs of `large` from JPEGs and of `base`
 from a pack; how time and memory grow; which numbers of tokens suit it; a forward pass of one image. `--only step` and
-so on take a part of it, `--seconds` is how long each thing is measured. Each part writes a JSON file into the folder;
-goals of all files that lie there are told at the end, and do not change the exit code.
+so on take a part of it, `--seconds` is how long each thing is measured. Each part writes a JSON file into the folder,
+which is to be removed before a part is measured again; goals of all files that lie there are told at the end, and do
+not change the exit code.
 """
 
 import json
