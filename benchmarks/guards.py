@@ -72,8 +72,9 @@ def make_turn(args: Namespace, folder: Path, *, guarded: bool) -> Callable[[], N
         checkpoints=CheckpointSpec(folder=folder, identity={}, metadata=lambda module: {}),
         device=device, world=World(),
     )  # fmt: skip
-    signs = [LossSpike(), GradientGrowth(after=0), DataWait(str), Overfitting(), Collapse()]
-    observers = [Health([*signs, NoBetterThanMean(baseline=1e9, after=0)], [])] if guarded else []
+    mean = NoBetterThanMean(baseline=1e9, after=0, mean="the mean colour", advice="")
+    signs = [LossSpike(), GradientGrowth(after=0), DataWait(str), Overfitting(), Collapse(), mean]
+    observers = [Health(signs, [])] if guarded else []
     if not guarded:
         whole = torch.tensor(True, device=device)
         trainer._all_finite = lambda loss, norm: whole  # type: ignore[method-assign]
