@@ -277,12 +277,12 @@ class Trainer:
 
     def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether every process found the step finite; their status travels with it."""
-        sound = all_finite(norm)
+        status = self._saver.status(step=self.step, stop=self._signals.asked)
+        finite = all_finite(loss, norm)
         if self._scaler.is_enabled():
             # fp16 overflows now and then, and the scaler skips those steps and scales less, as far as that helps.
-            sound = sound | (self._scale() > _LEAST_SCALE)
-        status = self._saver.status(step=self.step, stop=self._signals.asked)
-        finite = self._exchange.exchange(all_finite(loss) & sound, status)
+            finite = finite | (all_finite(loss) & (self._scale() > _LEAST_SCALE))
+        finite = self._exchange.exchange(finite, status)
         self._nonfinite.count(self.step, finite)
         return finite
 

@@ -255,7 +255,7 @@ def _folder(task: Task, plan: SupervisedPlan, batches: TrainingBatches, held: Ex
 
 
 def _told_of_others(parent: Path, decided: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Why a training begins anew beside one of the same data set that was told alike; empty: there is none."""
+    """Why a training begins anew beside one of the same data set and options; empty: there is none."""
     for path in sorted(parent.glob("*/training.json")):
         with suppress(UsageError):  # what is damaged there is nothing to this training
             other = read_json(path)
