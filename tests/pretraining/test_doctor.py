@@ -114,13 +114,22 @@ def test_nothing_to_check_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
     assert "nothing to check" in capsys.readouterr().err
 
 
-def test_statistics_that_were_chosen_only_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of ImageNet do not fit every set, and may be wanted all the same; wrong ones of the data do stop."""
+@pytest.mark.parametrize("which", ["imagenet", "model"])
+def test_statistics_that_were_chosen_only_warn(
+    tmp_path: Path, tiny: dict[str, Any], capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    """Those of ImageNet or of weights to go on from do not fit every set, and are wanted all the same."""
     rng = np.random.default_rng(0)
-    for number in range(40):
-        dark = Image.fromarray(rng.integers(0, 60, (16, 16, 3), dtype=np.uint8))
-        dark.save(tmp_path / f"{number}.png")
-    assert main(["doctor", str(tmp_path), *MODEL, "--statistics", "imagenet"]) == 0
+    for name, largest in (("dark", 60), ("bright", 255)):
+        (tmp_path / name).mkdir()
+        for number in range(40):
+            image = Image.fromarray(rng.integers(0, largest, (16, 16, 3), dtype=np.uint8))
+            image.save(tmp_path / name / f"{number}.png")
+    options = [*MODEL, "--statistics", "imagenet"]
+    if which == "model":
+        run = mae.pretrain(tmp_path / "bright", **tiny, out=tmp_path / "run", doctor=False)
+        options = ["--init-from", str(run.folder), "--device", "cpu"]
+    assert main(["doctor", str(tmp_path / "dark"), *options]) == 0
     assert "warn channel statistics" in capsys.readouterr().out
 
 

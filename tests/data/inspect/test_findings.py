@@ -11,7 +11,18 @@ from mae.data.inspect.report import Channel, DataReport, Kind, Sizes
 from mae.findings import Finding
 
 NONE = Copies(pairs=0, extra=0, share=0.0, groups=())
-CHANNEL = Channel(low=0.0, high=0.0, largest=1.0, varies=True, mean=0.0, std=1.0, mean_error=0.0, std_error=0.0)
+CHANNEL = Channel(
+    low=0.0,
+    high=0.0,
+    largest=1.0,
+    varies=True,
+    mean=0.0,
+    std=1.0,
+    mean_error=0.0,
+    std_error=0.0,
+    whole_mean=1.0,
+    whole_std=1.0,
+)
 SIZES = Sizes(smallest=(40, 50), median=(60, 70), largest=(80, 90), smaller=0.0, elongated=0.0)
 KIND = Kind(dtype="uint8", channels=1, images=1000)
 REPORT = DataReport(
@@ -109,6 +120,19 @@ def test_each_level_begins_at_its_bound(parts, expected):
 def test_a_small_part_of_the_range_is_told(dtype, largest, level):
     report = replace(REPORT, pixel_dtype=dtype, channels=(replace(CHANNEL, largest=largest),))
     assert loud(report) == ({} if level == "ok" else {"range": level})
+
+
+def test_statistics_of_the_images_themselves_are_no_mistake_whatever_crops_make_of_them():
+    own = changed(mean=-0.5, std=0.4, whole_mean=0.29, whole_std=0.71)
+    assert loud(own) == {"channel statistics": "note"}
+    assert loud(changed(std=0.4, whole_mean=0.31)) == {"channel statistics": "stop"}
+    assert loud(changed(std=0.4, whole_mean=0.0, whole_std=0.69)) == {"channel statistics": "stop"}
+    assert loud(changed(std=nan, whole_mean=0.0)) == {"channel statistics": "stop"}
+
+
+def test_statistics_that_were_chosen_warn():
+    found = {finding.name: finding.level for finding in data_findings(changed(mean=-2.0), own_statistics=False)}
+    assert found["channel statistics"] == "warn"
 
 
 def test_a_set_of_one_value_all_over_stops():

@@ -150,6 +150,21 @@ def test_wrong_statistics_stop(mean, std):
     assert loud(inspected(Pictures(scenes()), mean=mean, std=std)) == {"channel statistics": "stop"}
 
 
+@pytest.mark.parametrize("what", ["fine grain", "sizes"])
+def test_own_statistics_never_stop_a_run(what):
+    """Crops of fine grain are smoother than the whole images, and small images count like large ones."""
+    rng = np.random.default_rng(0)
+    if what == "fine grain":
+        arrays = [rng.integers(0, 255, (240, 240, 3), dtype=np.uint8) for _ in range(16)]
+    else:
+        arrays = [rng.integers(0, 60, (40, 40, 3), dtype=np.uint8) for _ in range(60)]
+        arrays += [rng.integers(0, 255, (400, 400, 3), dtype=np.uint8) for _ in range(4)]
+    report = inspected(Pictures(arrays))
+    assert abs(report.channels[0].mean) > 0.3 or report.channels[0].std < 0.7
+    assert (report.channels[0].whole_mean, report.channels[0].whole_std) == pytest.approx((0, 1), abs=1e-6)
+    assert loud(report)["channel statistics"] == "note"
+
+
 def test_one_image_tells_nothing_of_the_statistics():
     report = inspected(Pictures(scenes(1)), mean=(0.3,) * 3, std=(0.2,) * 3)
     assert loud(report) == {} and report.channels[0].mean_error == np.inf

@@ -1,6 +1,7 @@
 """Findings about an inspected set of images, one line a check."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Literal
 
 from mae.data.inspect.near_duplicates import Copies
@@ -53,17 +54,19 @@ _SHOWN = 3
 _Level = Literal["ok", "note", "warn", "stop"]
 
 
-def data_findings(report: DataReport) -> list[Finding]:
+def data_findings(report: DataReport, *, own_statistics: bool = True) -> list[Finding]:
     """Findings about a set of images.
 
     Args:
         report: of `inspect_images`.
+        own_statistics: whether mean and std were measured on these images; else they were chosen, or are a model's.
 
     Returns:
         A finding for each check, in the order of reading: the files, their values, what a run makes of them, copies.
     """
     found = [_images(report), _unreadable(report), _finite(report), _gaps(report), _kinds(report), *_sizes(report)]
-    found += [_saturation(report), _range(report), _statistics(report), _empty_channels(report), _plain(report)]
+    found += [_saturation(report), _range(report), _statistics(report, own_statistics)]
+    found += [_empty_channels(report), _plain(report)]
     found += [_copies(report, report.duplicates, "duplicates", "hold the same pixels as another")]
     found += [_copies(report, report.near_duplicates, "near duplicates", "show nearly what another shows")]
     return found
@@ -176,14 +179,27 @@ def _range(report: DataReport) -> Finding:
     return Finding(name="range", level="ok", value=value)
 
 
-def _statistics(report: DataReport) -> Finding:
+def _statistics(report: DataReport, own: bool) -> Finding:
     varying = [channel for channel in report.channels if channel.varies] or report.channels
-    level: _Level = "stop" if any(_is_off(channel) for channel in varying) else "ok"
     means, stds = ([f"{getattr(channel, of):.2f}" for channel in varying] for of in ("mean", "std"))
     value = f"after the run's own transforms mean {' '.join(means)}, std {' '.join(stds)}"
+    level, advice = _judged_statistics([channel for channel in varying if _is_off(channel)], own)
+    return Finding(name="channel statistics", level=level, value=value, advice=advice)
+
+
+def _judged_statistics(off: Sequence[Channel], own: bool) -> tuple[_Level, str]:
+    """The level, and what to do about the channels that are off."""
+    if not off:
+        return "ok", ""
     expected = f"expected 0 to within {MEAN_BOUND} and 1 to within {STD_BOUND}"
-    advice = f"{expected}: use --statistics data, or the statistics of these images"
-    return Finding(name="channel statistics", level=level, value=value, advice="" if level == "ok" else advice)
+    if not all(isfinite(channel.mean) and isfinite(channel.std) for channel in off):
+        return "stop", f"{expected}: find the values that are not finite"
+    if not own:
+        return "warn", f"{expected}: right for weights that were trained with them, else use --statistics data"
+    if all(abs(channel.whole_mean) <= MEAN_BOUND and abs(channel.whole_std - 1) <= STD_BOUND for channel in off):
+        why = "resizing takes fine grain out of crops, and large images count for more in the statistics than in crops"
+        return "note", f"{expected}: harmless, the statistics are these images' own; {why}"
+    return "stop", f"{expected}: use --statistics data, or the statistics of these images"
 
 
 def _is_off(channel: Channel) -> bool:

@@ -89,6 +89,8 @@ class Channel:
         std: std of the same; 1 is expected.
         mean_error: standard error of `mean`, from how much the images differ; infinite for a single image.
         std_error: the same of `std`.
+        whole_mean: of the whole images, pixel by pixel, normalised alike; 0 where the statistics are these images' own.
+        whole_std: std of the same; 1 where they are.
     """
 
     low: float
@@ -99,6 +101,8 @@ class Channel:
     std: float
     mean_error: float
     std_error: float
+    whole_mean: float
+    whole_std: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +206,7 @@ def inspect_images(
             f"{images.name}: none of {len(found):,} inspected images can be read; check that the files are still "
             f"there: {found[0].problem}"
         )
-    return _report(images, found, img_size)
+    return _report(images, found, img_size, (np.array(mean), np.array(std)))
 
 
 def _crop(
@@ -230,12 +234,16 @@ def _apart(contents: Sequence[Contents]) -> tuple[float, float] | None:
     return None
 
 
-def _report(images: ImageSet, found: Sequence[Look], img_size: tuple[int, int]) -> DataReport:
+def _report(
+    images: ImageSet, found: Sequence[Look], img_size: tuple[int, int], statistics: tuple[np.ndarray, np.ndarray]
+) -> DataReport:
     problems = [seen.problem for seen in found if seen.problem]
     read = [seen for seen in found if not seen.problem]
     seen_whole = [(seen.number, seen.contents) for seen in read if seen.contents is not None]
     numbers, contents = [number for number, _ in seen_whole], [of for _, of in seen_whole]
-    constant, nearly = _plain(contents, images.channels)
+    count, mean, squares = reduce(join, (of.whole for of in contents), no_moments(images.channels))
+    whole = mean, np.sqrt(squares / np.maximum(count, 1))
+    constant, nearly = _plain(contents, whole[1])
     infos = [seen.info for seen in read if seen.info is not None]
     kinds = Counter((str(info.dtype), info.channels) for info in infos)
     marked = Counter(info.nodata for info in infos if info.nodata is not None)
@@ -257,7 +265,7 @@ def _report(images: ImageSet, found: Sequence[Look], img_size: tuple[int, int]) 
         apart=_apart(contents),
         img_size=img_size,
         sizes=_sizes(np.array([seen.size for seen in read]), img_size),
-        channels=_channels(contents, bounded=images.is_integer),
+        channels=_channels(contents, whole, statistics, bounded=images.is_integer),
         constant=int(constant.sum()),
         nearly_constant=int(nearly.sum()),
         duplicates=duplicates,
@@ -277,17 +285,24 @@ def _sizes(sizes: Int64[np.ndarray, "n 2"], img_size: tuple[int, int]) -> Sizes:
     )
 
 
-def _plain(contents: Sequence[Contents], channels: int) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """Which images hold one value a channel, and which others nearly do in every channel."""
-    count, _, squares = reduce(join, (of.whole for of in contents), no_moments(channels))
-    whole = np.sqrt(squares / np.maximum(count, 1))
+def _plain(
+    contents: Sequence[Contents], whole: Float64[np.ndarray, " C"]
+) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Which images hold one value a channel, and which others nearly do in every channel, whose std is `whole`."""
     constant = np.array([(of.smallest == of.largest).all() for of in contents], dtype=bool)
     stds = [np.sqrt(of.whole[2] / np.maximum(of.whole[0], 1)) for of in contents]
     nearly = np.array([(std <= NEARLY_CONSTANT * whole).all() for std in stds], dtype=bool)
     return constant, nearly & ~constant
 
 
-def _channels(contents: Sequence[Contents], *, bounded: bool) -> tuple[Channel, ...]:
+def _channels(
+    contents: Sequence[Contents],
+    whole: tuple[np.ndarray, np.ndarray],
+    statistics: tuple[np.ndarray, np.ndarray],
+    *,
+    bounded: bool,
+) -> tuple[Channel, ...]:
+    """What each channel holds; `whole` are mean and std of all values, `statistics` those that the run uses."""
     low, high = (np.mean([getattr(of, end) for of in contents], axis=0) for end in ("low", "high"))
     smallest, largest = (
         np.min([of.smallest for of in contents], axis=0),
@@ -301,6 +316,7 @@ def _channels(contents: Sequence[Contents], *, bounded: bool) -> tuple[Channel, 
     spreads = weights * (squares / np.maximum(counts, 1) + (means - mean) ** 2)
     std = np.sqrt(spreads.mean(axis=0))
     mean_error, spread_error = (_standard_error(each) for each in (means, spreads))
+    whole_mean, whole_std = (whole[0] - statistics[0]) / statistics[1], whole[1] / statistics[1]
     return tuple(
         Channel(
             low=float(low[c]),
@@ -311,6 +327,8 @@ def _channels(contents: Sequence[Contents], *, bounded: bool) -> tuple[Channel, 
             std=float(std[c]),
             mean_error=float(mean_error[c]),
             std_error=float(spread_error[c] / (2 * std[c])) if std[c] else 0.0,
+            whole_mean=float(whole_mean[c]),
+            whole_std=float(whole_std[c]),
         )
         for c in range(len(mean))
     )

@@ -145,16 +145,8 @@ def _data(prepared: RunContext) -> list[Finding]:
         seed=prepared.config.optim.seed,
         seconds=_DATA_SECONDS,
     )
-    found = data_findings(report)
-    if (
-        prepared.config.data.statistics == "imagenet"
-    ):  # chosen, so that it fits other weights: a shift is no mistake then
-        found = [_softened(finding) if finding.name == "channel statistics" else finding for finding in found]
-    return found
-
-
-def _softened(finding: Finding) -> Finding:
-    return replace(finding, level="warn") if finding.level == "stop" else finding
+    # Those of ImageNet or of a model fit its weights: a shift is no mistake then.
+    return data_findings(report, own_statistics=prepared.config.data.statistics == "data")
 
 
 def _plan(prepared: RunContext) -> Iterator[Finding]:
