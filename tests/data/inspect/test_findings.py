@@ -80,8 +80,9 @@ def some(share: float) -> Copies:
         ({"nodata": "nan", "missing": 0.51}, {"nodata": "warn"}),
         ({"low": 0.1, "high": 0.1}, {}),
         ({"low": 0.11, "high": 0.1}, {"saturation": "warn"}),
-        ({"low": 0.5, "high": 0.39}, {"saturation": "warn"}),
-        ({"low": 0.5, "high": 0.4}, {"saturation": "stop"}),
+        ({"low": 0.03, "high": 0.97}, {"saturation": "warn"}),
+        ({"low": 0.02, "high": 0.98}, {"saturation": "stop"}),
+        ({"low": 0.98}, {"saturation": "stop"}),
         ({"mean": 0.29, "std": 1.29}, {}),
         ({"mean": -0.31}, {"channel statistics": "stop"}),
         ({"mean": -0.31, "mean_error": 0.01}, {}),
@@ -141,7 +142,7 @@ def test_a_set_of_one_value_all_over_stops():
 
 
 def test_every_finding_has_a_number_or_a_word_and_advice_where_there_is_something_to_do():
-    bad = changed(unreadable=2, messages=("x.png is empty",), low=0.95, mean=3.0, smaller=0.6, duplicates=some(0.3))
+    bad = changed(unreadable=2, messages=("x.png is empty",), low=0.99, mean=3.0, smaller=0.6, duplicates=some(0.3))
     for finding in data_findings(bad) + data_findings(REPORT):
         assert isinstance(finding, Finding) and finding.value and bool(finding.advice) == (finding.level != "ok")
     told = {finding.name: finding.value for finding in data_findings(bad)}

@@ -20,8 +20,8 @@ STANDARD_ERRORS = 3
 SATURATED = 0.2
 """Share of a channel's values at the type's ends; of 200 photographs 0.034 in the blue one."""
 
-ALL_SATURATED = 0.9
-"""Share from which an image holds next to nothing but its ends, as 16-bit data cut off at 255 does."""
+ALL_SATURATED = 0.98
+"""Share at one end from which next to nothing is left, as of 16-bit data cut off at 255; of handwriting it is 0.95."""
 
 SMALL_RANGE = 0.25
 """Largest value, as a share of the type's, up to which some bits are never used; 14 bits in 16 give 0.25."""
@@ -154,7 +154,8 @@ def _sizes(report: DataReport) -> list[Finding]:
 def _saturation(report: DataReport) -> Finding:
     shares = [channel.low + channel.high for channel in report.channels]
     worst = report.channels[shares.index(max(shares))]
-    level: _Level = "stop" if max(shares) >= ALL_SATURATED else "warn" if max(shares) > SATURATED else "ok"
+    fullest = max(max(channel.low, channel.high) for channel in report.channels)  # drawings hold both ends
+    level: _Level = "stop" if fullest >= ALL_SATURATED else "warn" if max(shares) > SATURATED else "ok"
     value = f"{worst.low:.1%} of the values at the type's smallest and {worst.high:.1%} at its largest"
     if len(shares) > 1:
         value += f" in channel {shares.index(max(shares))}"
