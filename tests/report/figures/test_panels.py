@@ -160,6 +160,25 @@ def test_one_value_beyond_on_either_side_is_enough(value):
     assert "beyond [0, 1]" in choose_tones(images, (0.0,) * 3, (1.0,) * 3).notes[0]
 
 
+@pytest.mark.parametrize(("channels", "scale", "offset"), [(1, 0.06, 0.0), (3, 0.2, 0.7), (1, 1e-6, 0.0)])
+def test_values_in_a_small_part_of_it_are_scaled_together(blocky_images, channels, scale, offset):
+    """As those of a camera of 12 bits in files of 16, which would be black."""
+    images = (blocky_images(channels=channels) * 0.1 + 0.5).clamp(0, 1) * scale + offset
+    images[0, :, :4, :4] = float("nan")
+    mean, std = (offset + scale / 2,) * channels, (scale / 4,) * channels
+    tones = choose_tones((images - mean[0]) / std[0], mean, std)
+    assert f"span {float(images.nan_to_num(0).max() - images.nan_to_num(9).min()):.2%} of [0, 1]" in tones.notes[0]
+    painted = tones.paint((images - mean[0]) / std[0])[images.isfinite().permute(0, 2, 3, 1).expand(-1, -1, -1, 3)]
+    assert painted.min() == 0 and painted.max() == 1 and painted.std() > 0.1
+
+
+@pytest.mark.parametrize(("value", "more"), [(0.0, 0.26), (0.7, 0.0), (0.7, 1e-7), (0.0, 0.0)])
+def test_values_in_more_of_it_and_constant_ones_are_shown_as_they_are(value, more):
+    images = torch.full((2, 1, 8, 8), value)
+    images[0, 0, 0, 0] += more
+    assert choose_tones(images, (0.0,), (1.0,)).notes == ()
+
+
 def test_bands_are_scaled_each_by_itself(blocky_images):
     images = blocky_images(channels=5) * torch.tensor([1.0, 100, 0.01, 7, 7])[:, None, None]
     painted = choose_tones(images, (0.0,) * 5, (1.0,) * 5).paint(images)

@@ -18,6 +18,7 @@ NO_DATA_COLOUR = (0.95, 0.75, 0.85)
 # For values outside [0, 1], the darkest and brightest 1 % may lie outside the displayed range.
 _ROBUST = (0.01, 0.99)
 _ROUNDING = 1e-3  # normalising and back changes a value of 0 or 1 by less
+_SMALL_SPAN = 0.25  # 14 bits in 16 span so much; as they are, such images would be all but black
 _RGB = (("red", "green", "blue"), ("r", "g", "b"), ("b04", "b03", "b02"), ("b4", "b3", "b2"))
 _MAX_VALUES = 1 << 20  # a quantile needs a sort; this many values are enough
 
@@ -64,10 +65,10 @@ def choose_tones(
     std: tuple[float, ...],
     rgb: tuple[int, ...] | None = None,
 ) -> Tones:
-    """Show one or three channels with values in [0, 1] as they are, and scale anything else.
+    """Show one or three channels with values all over [0, 1] as they are, and scale anything else.
 
-    Of other numbers of channels those of `rgb` are shown, each scaled separately; values beyond [0, 1] are scaled
-    together, so that colours keep their hue.
+    Of other numbers of channels those of `rgb` are shown, each scaled separately; values beyond [0, 1], or in a quarter
+    of it, as those of 12 bits in 16, are scaled together, so that colours keep their hue.
 
     Args:
         images: the true normalised images; predictions never change the scaling.
@@ -89,13 +90,26 @@ def choose_tones(
         notes.append(
             f"Shown: {which} of {channels}, each scaled from its 1 % to its 99 % quantile; numbers are of all channels."
         )
-    elif (shown < -_ROUNDING).any() or (shown > 1 + _ROUNDING).any():
+    elif (where := _unlike_unit_range(shown)) is not None:
         bottom, top = _robust_range(shown)
         low, high = low + bottom, low + top
-        notes.append(f"Values beyond [0, 1]: shown from {bottom:.3g} (1 % quantile) to {top:.3g} (99 %).")
+        notes.append(f"Values {where}: shown from {bottom:.3g} (1 % quantile) to {top:.3g} (99 %).")
     if images.isnan().any():
         notes.append("Pink: pixels without data, which count nowhere.")
     return Tones(channels=chosen, mean=centre, std=spread, low=low, high=high, notes=tuple(notes))
+
+
+def _unlike_unit_range(shown: Float[Tensor, "B S H W"]) -> str | None:
+    """Where values lie that would be clipped, or make flat pictures, if they were shown as they are; else None."""
+    known = shown[~shown.isnan()]
+    if not len(known):
+        return None
+    smallest, largest = (float(end) for end in known.aminmax())
+    if smallest < -_ROUNDING or largest > 1 + _ROUNDING:
+        return "beyond [0, 1]"
+    # What is one value all over, but for rounding, has nothing to show.
+    is_narrow = 1e-5 * largest < largest - smallest <= _SMALL_SPAN
+    return f"span {largest - smallest:.2%} of [0, 1]" if is_narrow else None
 
 
 def rgb_channels(names: Sequence[str] | None, wanted: Sequence[str] = ()) -> tuple[int, ...] | None:
