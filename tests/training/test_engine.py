@@ -423,6 +423,18 @@ def test_after_step_sees_the_new_weights_and_no_skipped_step(tmp_path: Path, opt
     assert seen == [(step / 12, after[step]) for step in steps]
 
 
+@pytest.mark.parametrize("changes", [{"broken_at": {5, 6}}, {"precision": "fp16", "clip_grad": None}])
+def test_a_teacher_forgets_each_skipped_step_and_no_other(tmp_path: Path, changes: dict):
+    told_of: list[str] = []
+    teacher = Follower(lambda module, progress: told_of.append("taken"))
+    teacher.forget_step = lambda: told_of.append("skipped")
+    trainer = make_trainer(tmp_path, module=Overflowing if "precision" in changes else Line, teacher=teacher, **changes)
+    after = weights_after_each_step(trainer, Recorder())
+    moved = [after[step] != after[step - 1] for step in range(1, 13)]
+    moved[0] |= told_of[0] == "taken"  # at a rate of 0
+    assert told_of == ["taken" if each else "skipped" for each in moved] and told_of.count("skipped") >= 2
+
+
 def test_after_step_is_not_called_again_after_rollback_or_resume(tmp_path: Path):
     progress: list[float] = []
     make_trainer(tmp_path, broken_at={5, 6, 7}, teacher=told(progress)).run()

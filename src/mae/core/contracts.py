@@ -424,8 +424,9 @@ class Teacher(Component):
 
         Its `after_step(student, progress)` is called after each step that changed the student's weights, with the
         run's progress in (0, 1]. It is in training mode for batches that the student is trained on, and may learn of
-        them. Where it has `numbers()`, these are watched: names and values. What its `state_dict` holds is in
-        checkpoints, and never in a model's file.
+        them; where it has `forget_step()`, that is called instead after a step that was skipped because it was not
+        finite. Where it has `numbers()`, these are watched: names and values. What its `state_dict` holds is in
+        checkpoints, and never in a model's file; every process must hold the same between steps.
 
         Args:
             student: the model, with its `encoder`, its `tokenizer` and the networks of its terms (`term_heads`); it

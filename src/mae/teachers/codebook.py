@@ -84,7 +84,7 @@ class CodebookNetwork(nn.Module):
         self.register_buffer("seen", torch.zeros(count))
         self.register_buffer("sums", torch.zeros(count, width))
         self.register_buffer("drawn", torch.zeros(count, width))
-        self.register_buffer("draws", torch.full((count,), _NO_DRAW))  # of a step that was skipped they count on
+        self.register_buffer("draws", torch.full((count,), _NO_DRAW))
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> dict[str, Float[Tensor, "B N K"]]:
@@ -160,6 +160,13 @@ class CodebookNetwork(nn.Module):
         self.restarted += rare.sum()
         self.seen.zero_()
         self.sums.zero_()
+        self.draws.fill_(_NO_DRAW)
+
+    def forget_step(self) -> None:
+        """Drop what a skipped step has shown: it is this process's alone, and no checkpoint could hold that of all."""
+        self.seen.zero_()
+        self.sums.zero_()
+        self.drawn.zero_()
         self.draws.fill_(_NO_DRAW)
 
     def numbers(self) -> dict[str, float]:

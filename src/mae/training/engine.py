@@ -68,9 +68,9 @@ class Trainer:
         module: the module, on its device. Its `teacher`, where it has one that is not None, is a module that no
             optimizer trains and that is none of its submodules: checkpoints hold it, and its `after_step(module,
             progress)` is called in every process after each optimizer step that changed the weights, with the run's
-            progress in (0, 1]; not after a step that was skipped because it was not finite, and not for steps that a
-            resumed run has behind it. With it the host waits for a GPU in every step, to know whether the step was
-            skipped.
+            progress in (0, 1]; not for steps that a resumed run has behind it, and not after a step that was skipped
+            because it was not finite: then `forget_step()` is, where it has one. With a teacher the host waits for a
+            GPU in every step, to know whether the step was skipped.
         optimizer: over the module's parameters; before each step the rate of each group is set to the schedule's,
             times the group's `lr_scale` if it has one.
         batches: what the module's forward is given, waiting for which counts as waiting for data.
@@ -272,8 +272,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
-        if self.teacher is not None and self._was_taken(finite, scale):
+        if self.teacher is None:
+            return
+        if self._was_taken(finite, scale):
             self.teacher.after_step(self.module, self.step / self.settings.total_steps)
+        elif hasattr(self.teacher, "forget_step"):
+            self.teacher.forget_step()
 
     def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether every process found the step finite; their status travels with it."""
