@@ -187,7 +187,8 @@ class Trainer:
 
         Raises:
             MAEError: the loss or the gradient is not finite in several consecutive steps and there is no checkpoint to
-                roll back to, or the run rolled back recently; or a checkpoint could not be written.
+                roll back to, or the run rolled back recently; no step changed the weights; or a checkpoint could not be
+                written.
         """
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -233,6 +234,23 @@ class Trainer:
             if last or (save and finite):
                 self._begin_save()
         self._finish_save()
+        if self.step == self.settings.total_steps:
+            self._check_updated()
+
+    def _check_updated(self) -> None:
+        """Refuse to call a run finished none of whose steps changed the weights, as where fp16 overflowed in each.
+
+        Raises:
+            MAEError: that.
+        """
+        averages = (value for state in self.optimizer.state.values() for value in state.values())
+        if any(bool(whole(value).any()) for value in averages):
+            return
+        why = (
+            f"the loss or its gradient is not finite (nan or inf) in any step of the run, {self.step:,} in all: "
+            f"its weights are those it began with. {self.settings.calmer}; and check that the images hold no nan"
+        )
+        raise told_by_main(MAEError(why), self.world)
 
     def _warmed_up(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """The batches, after a forward and backward pass over the first one that changes nothing.

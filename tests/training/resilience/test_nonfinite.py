@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +138,21 @@ def test_fp16_ends_a_run_whose_gradient_is_never_finite(tmp_path: Path, checkpoi
     assert trainer.step < 50 and "step skipped" in [name for _, name in warnings(recorder)]
     if checkpoint_every is not None:
         make_trainer(tmp_path, **options).resume(find_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": lars}])
+def test_a_run_whose_steps_all_overflowed_is_not_called_finished(tmp_path: Path, changes: dict[str, Any]):
+    """So few steps that the scale is still above its least."""
+    options = {"module": Spoiled, "precision": "fp16", "total_steps": 12, **changes}
+    trainer, reason = make_trainer(tmp_path, **options), r"not finite \(nan or inf\) in any step of the run, 12 in all"
+    before = [each.detach().clone() for each in trainer.module.parameters()]
+    with pytest.raises(MAEError, match=reason):
+        trainer.run()
+    assert all(map(torch.equal, before, trainer.module.parameters()))
+    again = make_trainer(tmp_path, **options)
+    again.resume(tmp_path / "step-00000012")
+    with pytest.raises(MAEError, match=reason):
+        again.run()
 
 
 def test_fp16_goes_on_where_some_gradients_are_not_finite(tmp_path: Path):
