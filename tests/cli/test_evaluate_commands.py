@@ -236,6 +236,8 @@ def test_unknown_overlap_is_refused(typed, capsys):
         ("evaluate knn model.safetensors --data labelled --out labelled/new", "would be taken for images"),
         ("evaluate knn model.safetensors --data labelled --out model.safetensors", "model.safetensors is not a folder"),
         ("evaluate knn model.safetensors --data labelled --out o --draws 3", "draws is 3, and no shots are asked for"),
+        ("evaluate finetune model.safetensors --data flat --device cpu --precision fp16", "fp16 needs a GPU"),
+        ("evaluate finetune_segmentation model.safetensors --data flat --device cpu --precision fp16", "needs a GPU"),
         ("embed model.safetensors flat --out x.csv --features patches", "a .csv has no place for patches"),
         ("neighbours model.safetensors flat --queries 1.png --count 2 --out n.png", "give one of the two"),
     ],

@@ -35,11 +35,18 @@ def choose_precision(name: str, device: torch.device) -> str:
     Raises:
         UsageError: fp16 on a CPU, which has no use for it.
     """
-    if name == "fp16" and device.type == "cpu":
-        raise UsageError("--precision fp16 needs a GPU; use fp32 or bf16 on a CPU")
+    if reason := why_no_precision(name, device):
+        raise UsageError(reason)
     if name != "auto":
         return name
     return "bf16" if computes_in_bf16(device) else "fp32"
+
+
+def why_no_precision(name: str, device: torch.device) -> str | None:
+    """Why a device is not trained on in a precision; None where it is."""
+    if name == "fp16" and device.type == "cpu":
+        return "--precision fp16 needs a GPU; use fp32 or bf16 on a CPU"
+    return None
 
 
 def computes_in_bf16(device: torch.device) -> bool:

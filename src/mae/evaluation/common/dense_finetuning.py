@@ -99,9 +99,11 @@ class DenseFinetuning(EvaluationProtocol):
 
     def why_not(self, extractor: "Extractor") -> str | None:
         """See `EvaluationProtocol`."""
+        from mae.training.device import why_no_precision
+
         if extractor.model is None or extractor.model.config is None:
             return not_ours(extractor.name)
-        return None
+        return why_no_precision(self.precision, next(extractor.model.parameters()).device)
 
     @abstractmethod
     def prepared(self, task: Any, *, scratch: bool = False) -> "PreparedTraining":

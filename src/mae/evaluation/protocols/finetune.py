@@ -103,9 +103,11 @@ class Finetune(EvaluationProtocol):
 
     def why_not(self, extractor: "Extractor") -> str | None:
         """See `EvaluationProtocol`."""
+        from mae.training.device import why_no_precision
+
         if extractor.model is None or extractor.model.config is None:
             return f"{extractor.name} cannot be fine-tuned; that needs a model of this package"
-        return None
+        return why_no_precision(self.precision, next(extractor.model.parameters()).device)
 
     def run(self, task: "LabelledTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
