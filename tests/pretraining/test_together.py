@@ -107,6 +107,15 @@ def test_masks_follow_a_divided_teacher_in_bf16(runs: Path):
     assert losses(runs / "attention-bf16") == pytest.approx(losses(runs / "attention-alone"), rel=0.05)
 
 
+def test_features_of_a_divided_teacher_are_measured_at_the_end(runs: Path):
+    assert codes(runs, "features-divided") == [0, 0]
+    assert losses(runs / "features-divided") == pytest.approx(losses(runs / "features-alone"), rel=0.05)
+    one, other = (
+        json.loads((runs / name / "summary.json").read_text()) for name in ("features-alone", "features-divided")
+    )
+    assert other["baselines"] == pytest.approx(one["baselines"], rel=0.05)
+
+
 def test_class_tokens_of_a_divided_model_learn_as_in_one_process(runs: Path):
     assert codes(runs, "tokens") == [0, 0]
     assert losses(runs / "tokens") == pytest.approx(losses(runs / "tokens-alone"), rel=1e-6)

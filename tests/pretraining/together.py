@@ -38,6 +38,8 @@ VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated
 CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy", "teacher_codes": 8, "teacher_restart": 0.0}
 """A codebook learns of the images of all; without new beginnings, where rounding decides which codes are rare."""
 ATTENTION = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5}
+FEATURES = {"target": "features", "teacher": "ema", "teacher_momentum": 0.5, "precision": "bf16"}
+"""What trivial predictors reach is measured at the end once more, when the teacher is divided."""
 HARD = {"mask": "hard", "teacher": "ema", "teacher_momentum": 0.5, "difficulty": 1.0, "mask_first": 0.5}
 """Masks follow a divided teacher, which is asked by other methods than `forward`."""
 SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -58,6 +60,8 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "attention-alone": (1, ATTENTION),
     "attention-divided": (2, {**FSDP, **ATTENTION}),
     "attention-bf16": (2, {**FSDP, **ATTENTION, "precision": "bf16", "compile": "on"}),
+    "features-alone": (1, FEATURES),
+    "features-divided": (2, {**FSDP, **FEATURES}),
     "hard-alone": (1, HARD),
     "hard-divided": (2, {**FSDP, **HARD}),
     "codes-alone": (1, CODES),

@@ -41,7 +41,7 @@ from mae.training.optimizer import make_optimizer
 from mae.training.saver import BackgroundWriter
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, TrainingSettings
-from mae.training.sharding import shard
+from mae.training.sharding import autocast_if_sharded, shard
 from mae.training.state import MODEL, refused
 
 _NUM_PICTURED = 8
@@ -252,7 +252,8 @@ def baselines_of(prepared: RunContext, model: MaskedAutoencoder) -> TrivialBasel
     loader = some_images(prepared, _BASELINE_IMAGES, batch_size=_BASELINE_BATCH)
     batches = islice(_on_device(prepared, loader, 0), _BASELINE_IMAGES // _BASELINE_BATCH)
     pairs = ((images, model.plan(images, keys=keys)) for images, keys in batches)
-    return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
+    with autocast_if_sharded(model, prepared.config.optim.precision, prepared.device):  # at its end a teacher is asked
+        return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
 
 
 def kept_every(asked: int | None, *, steps: int, num_bytes: int) -> int | None:
