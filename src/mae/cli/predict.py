@@ -68,9 +68,10 @@ def _predict_maps(
 ) -> list[str]:
     from mae.evaluation.pictures.predict_maps import TABLE, predict_maps
 
+    lines: list[str] = []
     with _stage(f"Telling the classes of the pixels of {source}"):
-        maps = predict_maps(file, source, out=out, sheet=sheet, data_root=data_root, device=device)
-    return [f"{maps.images:,} images", *maps.unreadable.values(), f"Maps of classes in {out}, named in {TABLE}"]
+        maps = predict_maps(file, source, out=out, sheet=sheet, data_root=data_root, device=device, tell=lines.append)
+    return [*lines, f"{maps.images:,} images", *maps.unreadable.values(), f"Maps of classes in {out}, named in {TABLE}"]
 
 
 def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device: Device) -> list[str]:
@@ -78,7 +79,7 @@ def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device
 
     lines: list[str] = []
     with _stage(f"Finding objects in {source}"):
-        objects = find_objects(file, source, out=out, data_root=data_root, device=device, unreadable=lines.append)
+        objects = find_objects(file, source, out=out, data_root=data_root, device=device, tell=lines.append)
     count = sum(len(of.scores) for of in objects.values())
     return [*lines, f"{len(objects):,} images, {count:,} objects: pictures and {FILE} in {out}"]
 
@@ -91,9 +92,7 @@ def _predict_classes(
     from mae.evaluation.pictures.predict import predict as predict_classes
 
     with _stage(f"Naming the classes of {source}"):
-        found = predict_classes(
-            model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device, quiet=True
-        )
+        found = predict_classes(model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device)
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:

@@ -141,6 +141,14 @@ def test_the_command_writes_table_and_picture(run: Path, labelled: Path, tmp_pat
     assert "predictions.csv exists and is not overwritten" in capsys.readouterr().err
 
 
+def test_the_command_tells_unusual_values(run: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("dim").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 3000, (20, 30)).astype(np.uint16)).save("dim/0.png")
+    assert main(["predict", "run", "dim", "--device", "cpu"]) == 0
+    assert "mean little unless they really are like this" in capsys.readouterr().out
+
+
 def test_what_is_no_classifier_is_refused(run: Path, labelled: Path, tmp_path: Path):
     save(small_model(), tmp_path / "plain.safetensors")
     with pytest.raises(UsageError, match="names no classes; train one: mae evaluate linear_probe"):

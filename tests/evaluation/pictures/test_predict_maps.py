@@ -206,3 +206,20 @@ def test_what_is_stopped_leaves_nothing(segmenter: Segmenter, tmp_path: Path, mo
         assert main(command(tmp_path, images)) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "training"]
     assert main(command(tmp_path, images)) == 0
+
+
+@pytest.mark.parametrize("largest", [3000, 100_000])
+def test_images_on_another_scale_are_told_or_refused(
+    segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str], largest: int
+):
+    (tmp_path / "images").mkdir()
+    values = np.random.default_rng(0).uniform(0, largest, (20, 30))
+    if refused := largest > 65535:
+        np.save(tmp_path / "images" / "0.npy", values.astype(np.float32))
+    else:
+        Image.fromarray(values.astype(np.uint16)).save(tmp_path / "images" / "0.png")
+    words = ["predict", str(tmp_path / "training"), str(tmp_path / "images"), "--out", str(tmp_path / "maps")]
+    assert main([*words, "--device", "cpu"]) == (2 if refused else 0)
+    said = "".join(capsys.readouterr())
+    assert ("they are on another scale" if refused else "mean little unless they really are like this") in said
+    assert (tmp_path / "maps").exists() is not refused

@@ -10,6 +10,7 @@ import pytest
 from data.pictures import png
 from faster_coco_eval.core import mask
 from full import fill
+from PIL import Image
 from tiny_task import small_model
 
 import mae
@@ -122,3 +123,19 @@ def test_a_model_that_finds_nothing_is_refused(images: Path, tmp_path: Path):
     mae.save(small_model(), tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match="finds no objects"):
         find_objects(tmp_path / "model.safetensors", images, out=tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("largest", [3000, 100_000])
+def test_images_on_another_scale_are_told_or_refused(tmp_path: Path, largest: int):
+    (tmp_path / "images").mkdir()
+    values = np.random.default_rng(0).uniform(0, largest, (20, 30))
+    told: list[str] = []
+    if largest > 65535:
+        np.save(tmp_path / "images" / "0.npy", values.astype(np.float32))
+        with pytest.raises(UsageError, match="they are on another scale"):
+            find_objects(detector(masks=False), tmp_path / "images", out=tmp_path / "out", device="cpu")
+        assert not (tmp_path / "out").exists()
+        return
+    Image.fromarray(values.astype(np.uint16)).save(tmp_path / "images" / "0.png")
+    find_objects(detector(masks=False), tmp_path / "images", out=tmp_path / "out", device="cpu", tell=told.append)
+    assert len(told) == 1 and "mean little unless they really are like this" in told[0]

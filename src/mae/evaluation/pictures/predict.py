@@ -117,10 +117,13 @@ def predict(
     classifier = model if isinstance(model, Classifier) else load_classifier(path)
     where = choose_device(device)
     wanted = model_extractor(deepcopy(classifier).to(where), name="classifier")
-    images = images_for(concealed(str(source)), Path(data_root), wanted.preprocessing)
-    expected = wanted.preprocessing
-    if unusual := check_units(images, mean=expected.mean, std=expected.std, pixel_dtype=expected.pixel_dtype):
-        Console(quiet=quiet).print(visible(unusual), highlight=False, markup=False, soft_wrap=True)
+    console = Console(quiet=quiet)
+    images = images_for(
+        concealed(str(source)),
+        Path(data_root),
+        wanted.preprocessing,
+        tell=lambda line: console.print(visible(line), highlight=False, markup=False, soft_wrap=True),
+    )
     numbers, shares, unreadable = _probabilities(wanted, images, where)
     found = Predictions(
         names=tuple(images.item_name(number) for number in numbers.tolist()),
@@ -215,10 +218,20 @@ def load_classifier(path: Path | None) -> Classifier:
     return model
 
 
-def images_for(source: str, data_root: Path, wanted: Preprocessing) -> ImageSet:
-    """The images with a model's channels, however many of their files are broken."""
+def images_for(source: str, data_root: Path, wanted: Preprocessing, *, tell: Callable[[str], object]) -> ImageSet:
+    """The images with a model's channels, however many of their files are broken.
+
+    Args:
+        source: images, see `mae.embed`; of those with a test part that part.
+        data_root: where sets known by name are kept.
+        wanted: what the model expects of images.
+        tell: is given what is unusual about their values, if anything is.
+
+    Raises:
+        UsageError: no images, or values in another unit than the model expects.
+    """
     in_chans, channels, nodata, pixel_dtype = wanted.reading
-    return load_images(
+    images = load_images(
         open_held_out(source, data_root=data_root),
         in_chans=in_chans,
         channels=channels,
@@ -226,6 +239,9 @@ def images_for(source: str, data_root: Path, wanted: Preprocessing) -> ImageSet:
         pixel_dtype=pixel_dtype,
         max_unreadable=1.0,
     )
+    if unusual := check_units(images, mean=wanted.mean, std=wanted.std, pixel_dtype=pixel_dtype):
+        tell(unusual)
+    return images
 
 
 def name_within(name: str, source: str) -> str:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -53,7 +53,14 @@ def find_segmenter(path: Path) -> Path | None:
 
 
 def predict_maps(
-    model: Path, source: str, *, out: Path, sheet: Path | None, data_root: Path, device: str
+    model: Path,
+    source: str,
+    *,
+    out: Path,
+    sheet: Path | None,
+    data_root: Path,
+    device: str,
+    tell: Callable[[str], object],
 ) -> WrittenMaps:
     """Write the map of classes of every image as a PNG of its size, the names of the classes, and which map is whose.
 
@@ -64,9 +71,11 @@ def predict_maps(
         sheet: a new PNG of some images and their maps; None: none is drawn.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        tell: is given what is unusual about the values of the images, if anything is.
 
     Raises:
-        UsageError: no images, another suffix than .png, or a file or folder that is there already.
+        UsageError: no images, values in another unit than the model expects, another suffix than .png, or a file or
+            folder that is there already.
         MAEError: no image can be read, a damaged file, or no place to write; nothing is left then.
     """
     check_new(out)
@@ -77,7 +86,7 @@ def predict_maps(
     segmenter = load_with_report(model)[0]
     assert isinstance(segmenter, Segmenter)
     segmenter.to(choose_device(device))
-    images = images_for(concealed(source), data_root, preprocessing_of(segmenter.config))
+    images = images_for(concealed(source), data_root, preprocessing_of(segmenter.config), tell=tell)
     shown = spread(len(images), _DRAWN).tolist()
     drawn: dict[int, Tensor] = {}
     maps: dict[str, str] = {}

@@ -40,7 +40,7 @@ def find_objects(
     threshold: float = THRESHOLD,
     data_root: str | Path = "data",
     device: str = "auto",
-    unreadable: Callable[[str], object] | None = None,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> dict[str, FoundObjects]:
     """Find objects in every image, like the command `mae predict` with a detector.
 
@@ -52,20 +52,21 @@ def find_objects(
         threshold: leave out what is found with a lower score; at least 0.5 is drawn.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        unreadable: is given what is wrong with each image that cannot be read.
+        tell: is given what is unusual about the values of the images, and what is wrong with each that cannot be read.
 
     Returns:
         What was found in each readable image, by its name.
 
     Raises:
-        UsageError: no detector or images, or a folder that is there already.
+        UsageError: no detector or images, values in another unit than the model expects, or a folder that is there
+            already.
         MAEError: no image can be read, a damaged file, or no place to write; nothing is left then.
     """
     check_new(Path(out))
     detector = deepcopy(model) if isinstance(model, Detector) else _loaded(Path(model))
     where = choose_device(device)
     detector = detector.to(where).eval()
-    images = images_for(concealed(str(source)), Path(data_root), preprocessing_of(detector.config))
+    images = images_for(concealed(str(source)), Path(data_root), preprocessing_of(detector.config), tell=tell)
     found: dict[str, FoundObjects] = {}
     sizes: dict[str, Size] = {}  # by name, too: a list may name a file twice
     with whole_folder(Path(out)) as folder:
@@ -73,8 +74,7 @@ def find_objects(
             try:
                 image = scaled(images.get(number))
             except UnreadableImage as error:
-                if unreadable is not None:
-                    unreadable(str(error))
+                tell(str(error))
                 continue
             objects = of_detections(detector.detect([image.to(where)], threshold=threshold)[0])
             name = images.item_name(number)
