@@ -72,6 +72,21 @@ def test_without_parts_a_fifth_is_held_out_by_the_names(tmp_path: Path):
     assert not stems[0] & stems[1] and stems[1] == {path.stem for path in first.test.masks}
 
 
+def test_images_of_one_part_get_no_masks_of_another(tmp_path: Path):
+    for part in ("train", "val", "test"):
+        for number in range(2):
+            image(tmp_path / "images" / part / f"{number}.jpg")
+            if part != "val":
+                mask(tmp_path / "masks" / part / f"{number}.png")
+    data = open_segmentation(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in data.test.masks] == [
+        *("masks/test/0.png", "masks/test/1.png")
+    ]
+    assert [data.test.source.item_name(row) for row in range(2)] == [
+        str(tmp_path / "images" / "test" / f"{number}.jpg") for number in range(2)
+    ]
+
+
 def test_masks_of_every_kind_hold_the_same_numbers(tmp_path: Path):
     small = np.array([[0, 1], [2, 1]], dtype=np.uint8)
     palette = Image.fromarray(small)

@@ -188,8 +188,11 @@ def _parts(root: Path, name: str) -> dict[str, tuple[Path, Path]]:
     there = below(root)
     if (both := _pair(root)) is not None:
         images, masks = map(below, both)
-        inner = {part: (first(images, names), first(masks, names)) for part, names in PARTS}
-        found = {part: (one, other) for part, (one, other) in inner.items() if one is not None and other is not None}
+        # By one name: masks of test/ are not those of val/, though their files may be called alike.
+        shared = {
+            part: next((name for name in names if name in images and name in masks), None) for part, names in PARTS
+        }
+        found = {part: (images[name], masks[name]) for part, name in shared.items() if name is not None}
         return found if len(found) == 2 else {"train": both}
     parts: dict[str, tuple[Path, Path]] = {}
     for part, names in PARTS:
