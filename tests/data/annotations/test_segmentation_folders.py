@@ -67,6 +67,8 @@ def test_without_parts_a_fifth_is_held_out_by_the_names(tmp_path: Path):
         "8 training images and 2 test images, a fifth held out, masks of numbers, 3 classes; 1 image without a mask "
         "left out"
     )
+    mask(tmp_path / "masks" / "alone.png")
+    assert open_segmentation(tmp_path).note.endswith("left out; 1 mask without an image left out")
     assert list(first.test.source.names) == list(again.test.source.names)
     stems = [{Path(name).stem for name in part.source.names} for part in (first.train, first.test)]
     assert not stems[0] & stems[1] and stems[1] == {path.stem for path in first.test.masks}
@@ -235,6 +237,7 @@ def test_a_mask_of_another_size_or_of_an_image_that_exif_turns_is_refused(tmp_pa
         (("images/1.jpg", "masks/2.png"), r"no image of .*images has a mask in .*masks \(1.jpg, 2.png\)"),
         (("images/1.jpg", "masks/1.png"), "holds 1 image with a mask; expected 2 or more"),
         (("images/1.jpg", "images/2.jpg", "masks/1.png", "masks/1.bmp"), "expected one mask for each image"),
+        (("images/1.jpg", "images/1.JPEG", "masks/1.png"), "holds 1.JPEG and 1.jpg for the mask 1.png; expected one"),
         (("images/1.txt", "masks/1.png"), "holds no images"),
     ],
 )
@@ -245,7 +248,7 @@ def test_folders_that_hold_no_such_images_are_refused(tmp_path: Path, made: tupl
         if path.suffix == ".txt":
             path.write_text("")
         else:
-            image(path) if path.suffix == ".jpg" else mask(path)
+            image(path) if path.suffix in (".jpg", ".JPEG") else mask(path)
     with pytest.raises(UsageError, match=told):
         open_segmentation(tmp_path)
 

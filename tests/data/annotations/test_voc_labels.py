@@ -59,9 +59,27 @@ def test_lists_tell_the_parts(tmp_path: Path):
     data = open_detection(tmp_path)
     assert list(data.train.source.names) == [f"JPEGImages/{number}.jpg" for number in range(3)]
     assert list(data.test.source.names) == ["JPEGImages/3.jpg"]
-    assert data.note.endswith("parts as listed in trainval.txt and test.txt; 1 image without labels left out")
+    assert data.note.endswith(
+        "parts as listed in trainval.txt and test.txt; 1 image listed or labelled but not there left out"
+    )
     (lists / "test.txt").unlink()
     assert list(open_detection(tmp_path).test.source.names) == ["JPEGImages/2.jpg"]
+
+
+def test_labels_of_images_that_are_not_there_are_counted(tmp_path: Path):
+    voc(tmp_path)
+    labels(tmp_path / "Annotations" / "gone.xml", ("bird", [1, 1, 2, 2]))
+    image(tmp_path / "JPEGImages" / "plain.jpg")
+    data = open_detection(tmp_path)
+    assert data.class_names == ("a dog", "cat") and "4 training images and 1 test image" in data.note
+    assert data.note.endswith("; 1 image without labels left out; 1 image listed or labelled but not there left out")
+
+
+def test_labels_that_may_be_of_two_images_are_refused(tmp_path: Path):
+    voc(tmp_path)
+    image(tmp_path / "JPEGImages" / "3.png")
+    with pytest.raises(UsageError, match=r"holds 3.jpg and 3.png for .*3.xml; expected one image for each"):
+        open_detection(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["{}.jpg", "{}  1", "{} -1", "{}.JPG 0"])

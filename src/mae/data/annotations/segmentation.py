@@ -1,7 +1,7 @@
 """Images with a mask each, which has the class of every pixel: found by looking at a folder."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -105,11 +105,12 @@ class SegmentationData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Paired:
-    """Images, the mask of each, and how many images without one were left out."""
+    """Images, the mask of each, how many images without one were left out, and how many masks without an image."""
 
     images: FileSource
     masks: tuple[Path, ...]
     left: int
+    alone: int
 
 
 def read_mask(path: Path) -> np.ndarray:
@@ -147,7 +148,7 @@ def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> Segm
     }
     if "test" not in splits:
         splits = held_out(splits["train"], name=name, what="a mask")
-    return SegmentationData(**splits, note=_note(splits, classes, [pairs.left for pairs in paired.values()], paired))
+    return SegmentationData(**splits, note=_note(splits, classes, paired))
 
 
 def find_masks(spec: str | Path) -> tuple[dict[str, Paired], dict[str, int | None] | None]:
@@ -164,12 +165,12 @@ def find_masks(spec: str | Path) -> tuple[dict[str, Paired], dict[str, int | Non
     return {part: _paired(*folders, name=name) for part, folders in parts.items()}, listed
 
 
-def _note(
-    splits: dict[str, SegmentationSplit], classes: PixelClasses, left: Sequence[int], parts: Collection[str]
-) -> str:
+def _note(splits: dict[str, SegmentationSplit], classes: PixelClasses, parts: Mapping[str, Paired]) -> str:
     train, test = (len(splits[part].masks) for part in ("train", "test"))
     held = "" if "test" in parts else f", {HELD_OUT}"
-    without = f"; {count_of(sum(left), 'image')} without a mask left out" if sum(left) else ""
+    left, alone = (sum(getattr(pairs, what) for pairs in parts.values()) for what in ("left", "alone"))
+    without = f"; {count_of(left, 'image')} without a mask left out" if left else ""
+    without += f"; {count_of(alone, 'mask')} without an image left out" if alone else ""
     kind = "colours" if classes.coloured else "numbers"
     return (
         f"{count_of(train, 'training image')} and {count_of(test, 'test image')}{held}, masks of {kind}, "
@@ -208,7 +209,11 @@ def _parts(root: Path, name: str) -> dict[str, tuple[Path, Path]]:
 
 
 def _paired(folder: Path, masks: Path, *, name: str) -> Paired:
-    """The images that have a mask."""
+    """The images that have a mask.
+
+    Raises:
+        UsageError: no image has one, or it cannot be told which mask is whose.
+    """
     images = open_folder(folder, name=str(folder))
     by_stem: dict[str, str] = {}
     for path, _, _ in walk(masks):
@@ -226,9 +231,13 @@ def _paired(folder: Path, masks: Path, *, name: str) -> Paired:
             f"{name}: no image of {folder} has a mask in {masks} ({example}); expected files of the same names, such "
             "as images/1.jpg and masks/1.png or masks/1_mask.png"
         )
+    of: dict[str, str] = {}
+    for image, mask in zip(images.names, found, strict=True):
+        if mask is not None and of.setdefault(mask, image) != image:
+            raise UsageError(f"{folder} holds {of[mask]} and {image} for the mask {mask}; expected one image for each")
     kept = images if len(rows) == len(stems) else images.take(rows, f"{len(rows):,} images with a mask")
     of_kept = tuple(masks / path for path in found if path is not None)
-    return Paired(images=kept, masks=of_kept, left=len(stems) - len(rows))
+    return Paired(images=kept, masks=of_kept, left=len(stems) - len(rows), alone=len(by_stem) - len(rows))
 
 
 def _stem(path: str) -> str:

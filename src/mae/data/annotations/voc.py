@@ -13,7 +13,7 @@ from mae.data.annotations.objects import Objects, objects_of
 from mae.data.annotations.parts import PARTS, below, first
 from mae.data.annotations.written import MOST_PIXELS, Written, WrittenPart, check_any, left_out, read_text
 from mae.data.sources.folder import is_image, open_files, walk
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 
 _IMAGES = ("jpegimages", "images", "image")
 _LISTS = (("trainval", "test"), ("train", "val"), ("train", "test"))
@@ -44,11 +44,14 @@ def read(root: Path, *, name: str) -> Written | None:
     and the top, while the right and the bottom stay as they are.
 
     Raises:
-        UsageError: none of the labelled images is there.
+        UsageError: none of the labelled images is there, or two are called alike but for the ending.
         MAEError: a file that is no such XML.
     """
     found, lists = _found(root)
-    pairs = {part: [(image, xml) for image, xml in images if xml is not None] for part, images in found.items()}
+    pairs = {
+        part: [(image, xml) for image, xml in each if image is not None and xml is not None]
+        for part, each in found.items()
+    }
     if not any(pairs.values()):
         return None
     labels = {part: [_labels(xml) for _, xml in labelled] for part, labelled in pairs.items()}
@@ -62,13 +65,19 @@ def read(root: Path, *, name: str) -> Written | None:
             objects=[each[row].objects(numbers) for row in rows],
             sizes=np.array([each[row].size for row in rows], dtype=np.int64),
         )
-    without = sum(map(len, found.values())) - sum(map(len, pairs.values()))
-    remarks = (*lists, *left_out(without, "without labels"))
+    images = [image for each in found.values() for image, _ in each]
+    missing = images.count(None)
+    without = len(images) - missing - sum(map(len, pairs.values()))
+    remarks = (
+        *lists,
+        *left_out(without, "without labels"),
+        *left_out(missing, "listed or labelled but not there"),
+    )
     return Written(kind="Pascal VOC", parts=parts, class_names=tuple(class_names), remarks=remarks)
 
 
-_Pair: TypeAlias = tuple[str, Path | None]
-"""An image, by its path below the folder, and its labels; None where it has none."""
+_Pair: TypeAlias = tuple[str | None, Path | None]
+"""An image, by its path below the folder, and its labels; None for what is not there."""
 
 
 def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:
@@ -82,7 +91,7 @@ def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:
         lines = {part: read_text(path, max_bytes=_MOST_BYTES).splitlines() for part, path in lists.items()}
         listed = {part: [_listed(line, whole) for line in of if line.strip()] for part, of in lines.items()}
         told = " and ".join(path.name for path in lists.values())
-        parts = {part: [whole.get(stem, (stem, None)) for stem in names] for part, names in listed.items()}
+        parts = {part: [whole.get(stem, (None, None)) for stem in names] for part, names in listed.items()}
         return parts, [f"parts as listed in {told}"]
     folders = {part: folder for part, names in PARTS if (folder := first(there, names)) is not None}
     parts = {part: list(_paired(root, folder, folder).values()) for part, folder in folders.items()}
@@ -98,10 +107,20 @@ def _listed(line: str, there: Mapping[str, _Pair]) -> str:
 
 
 def _paired(root: Path, images: Path, labels: Path) -> dict[str, _Pair]:
-    """The images of a folder with their labels, by their paths in it without the ending."""
+    """The images of a folder with their labels, by their paths in it without the ending.
+
+    Raises:
+        UsageError: labels that may be of either of two images.
+    """
     xml = {_stem(path): labels / path for path, _, _ in walk(labels) if path.lower().endswith(".xml")}
-    paths = sorted(path for path, _, _ in walk(images) if is_image(path)) if xml else []
-    return {_stem(path): ((images / path).relative_to(root).as_posix(), xml.get(_stem(path))) for path in paths}
+    found: dict[str, _Pair] = {stem: (None, path) for stem, path in xml.items()}
+    of: dict[str, str] = {}
+    for path in sorted(path for path, _, _ in walk(images) if is_image(path)) if xml else []:
+        stem = _stem(path)
+        if stem in xml and of.setdefault(stem, path) != path:
+            raise UsageError(f"{images} holds {of[stem]} and {path} for {xml[stem]}; expected one image for each")
+        found[stem] = ((images / path).relative_to(root).as_posix(), xml.get(stem))
+    return found
 
 
 def _stem(path: str) -> str:

@@ -60,9 +60,11 @@ def inspect_masks(folder: str | Path, *, ignore: Collection[int] = ()) -> list[F
         seen = [[seen[0][row] for row in part] for part in rows]
     everything, images = masks[0] + masks[1], seen[0] + seen[1]
     note = f"{count_of(len(masks[0]), 'training image')} and {count_of(len(masks[1]), 'test image')} with masks"
-    left = sum(pairs.left for pairs in paired.values())
+    note = f"{note}, {HELD_OUT}" if held else note
+    left, alone = (sum(getattr(pairs, what) for pairs in paired.values()) for what in ("left", "alone"))
+    note += f"; {count_of(alone, 'mask')} without an image left out" if alone else ""
     return [
-        Finding(name="labels", level="ok", value=f"{note}, {HELD_OUT}" if held else note),
+        Finding(name="labels", level="ok", value=note),
         unreadable(images),
         *_unusable(everything),
         *sizes(images, [mask.size for mask in everything], files=[mask.path for mask in everything]),
