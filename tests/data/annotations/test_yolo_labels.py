@@ -52,6 +52,18 @@ def test_folders_are_found_by_yaml_and_by_looking(tmp_path: Path, images: str, t
     assert data.train.objects(0).classes.tolist() == [1]
 
 
+def test_images_that_a_list_names_and_that_are_not_there_are_counted(tmp_path: Path):
+    for number in range(3):
+        image(tmp_path / "images" / f"{number}.jpg")
+        write(tmp_path / "labels" / f"{number}.txt")
+    write(tmp_path / "train.txt", "./images/0.jpg\nimages/1.jpg\nimages/gone.jpg\n")
+    write(tmp_path / "val.txt", "images/2.jpg\nimages/lost.jpg\n")
+    write(tmp_path / "data.yaml", "train: train.txt\nval: val.txt\n" + NAMES)
+    note = open_detection(tmp_path).note
+    assert note.startswith("YOLO: 2 training images and 1 test image, 3 boxes")
+    assert note.endswith("; 2 images listed but not there left out")
+
+
 def test_boxes_are_those_of_torchvision(tmp_path: Path):
     shares = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) * 0.4 + 0.3
     image(tmp_path / "images" / "1.jpg", (640, 480))

@@ -8,7 +8,7 @@ import numpy as np
 from mae.data.annotations.objects import Objects, objects_of
 from mae.data.annotations.parts import PARTS, below, first
 from mae.data.annotations.plain_yaml import Value, read_plain_yaml
-from mae.data.annotations.written import Written, WrittenPart, check_any, check_inside, read_text
+from mae.data.annotations.written import Written, WrittenPart, check_any, check_inside, left_out, read_text
 from mae.data.sources.folder import count_of, is_image, open_files, walk
 from mae.errors import MAEError, UsageError
 
@@ -41,9 +41,10 @@ def read(root: Path, *, name: str) -> Written | None:
     if names is None and listed is not None:
         names = read_text(listed, max_bytes=_MOST_BYTES).split("\n")
         names = [label.strip() for label in names if label.strip()]
-    parts, without = {}, 0
+    parts, without, missing = {}, 0, 0
     for part, paths in images.items():
         source, rows = open_files(root, paths)
+        missing += len(paths) - len(rows)
         files = [labels[part][row] for row in rows]
         without += sum(not isfile(path) for path in files)
         parts[part] = WrittenPart(
@@ -51,7 +52,8 @@ def read(root: Path, *, name: str) -> Written | None:
             objects=[_objects(path, None if names is None else len(names)) for path in files],
             sizes=np.zeros((len(rows), 2), dtype=np.int64),
         )
-    remarks = (f"{count_of(without, 'image')} without a file of labels",) if without else ()
+    remarks = left_out(missing, "listed but not there")
+    remarks += (f"{count_of(without, 'image')} without a file of labels",) if without else ()
     if names is None:
         remarks = (*remarks, "classes called by their numbers, as neither a YAML file nor classes.txt names them")
         most = max((int(each.classes.max(initial=-1)) for part in parts.values() for each in part.objects), default=-1)
