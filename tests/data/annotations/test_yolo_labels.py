@@ -79,6 +79,18 @@ def test_boxes_are_those_of_torchvision(tmp_path: Path):
     assert data.class_names == ("class 0",)
 
 
+@pytest.mark.parametrize("shape", ["[2, 2]", "[1, 3]"])
+def test_keypoints_behind_a_box_are_no_corners(tmp_path: Path, shape: str):
+    points = "0.1 0.1 0.9 0.9" if shape == "[2, 2]" else "0.1 0.9 2"
+    for number in range(2):
+        image(tmp_path / "images" / f"{number}.jpg")
+        write(tmp_path / "labels" / f"{number}.txt", f"0 0.5 0.5 0.2 0.4 {points}\n")
+    write(tmp_path / "data.yaml", f"train: images\nkpt_shape: {shape}\n{NAMES}")
+    data = open_detection(tmp_path)
+    assert data.train.objects(0).boxes == pytest.approx(np.array([[8, 3, 12, 7]]))
+    assert not data.train.has_masks
+
+
 def test_polygons_have_the_box_around_them(tmp_path: Path):
     for name in ("1", "2", "3"):
         image(tmp_path / "images" / f"{name}.jpg")

@@ -23,7 +23,8 @@ def read(root: Path, *, name: str) -> Written | None:
     """The labels of a folder with `labels/` beside `images/`, told by the YAML file of the data or not; None: no such.
 
     A line is a class from 0, then the middle, width and height of a box, or the x and y of each corner of a polygon,
-    whose box is around its corners. An image without a file, or with an empty one, shows no objects.
+    whose box is around its corners. Where the YAML file tells the shape of keypoints (`kpt_shape`), these stand behind
+    a box and are passed over. An image without a file, or with an empty one, shows no objects.
 
     Raises:
         UsageError: images that are not where the YAML file says, or none with labels.
@@ -32,6 +33,7 @@ def read(root: Path, *, name: str) -> Written | None:
     told = _told(root)
     images = _images(root, told, name)
     names = None if told is None else _names(told, name)
+    keypoints = told is not None and "kpt_shape" in told
     labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}
     if not any(isfile(path) for paths in labels.values() for path in paths):
         if told is None:
@@ -49,7 +51,7 @@ def read(root: Path, *, name: str) -> Written | None:
         without += sum(not isfile(path) for path in files)
         parts[part] = WrittenPart(
             source=check_any(source, part=part, name=name),
-            objects=[_objects(path, None if names is None else len(names)) for path in files],
+            objects=[_objects(path, None if names is None else len(names), keypoints=keypoints) for path in files],
             sizes=np.zeros((len(rows), 2), dtype=np.int64),
         )
     remarks = left_out(missing, "listed but not there")
@@ -144,14 +146,16 @@ def _labels_of(image: str) -> str:
     return "/".join(parts)
 
 
-def _objects(path: Path, most: int | None) -> Objects:
+def _objects(path: Path, most: int | None, *, keypoints: bool) -> Objects:
     """The objects in one file, of classes below `most`; others are -1."""
     lines = read_text(path, max_bytes=_MOST_BYTES).splitlines() if isfile(path) else []
     boxes, classes, outlines = [], [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        label, values = _parsed(line, where=f"{path}, line {number}")
+        # Behind a class and a box; they would be taken for corners.
+        words = line.split()[:5] if keypoints else line.split()
+        label, values = _parsed(words, where=f"{path}, line {number}")
         classes.append(label if most is None or label < most else -1)
         if len(values) == 4:
             middle, size = values[:2], values[2:]
@@ -164,20 +168,19 @@ def _objects(path: Path, most: int | None) -> Objects:
     return objects_of(boxes, classes, [False] * len(boxes), outlines if all_outlined else None)
 
 
-def _parsed(line: str, *, where: str) -> tuple[int, np.ndarray]:
-    words = line.split()
+def _parsed(words: list[str], *, where: str) -> tuple[int, np.ndarray]:
     try:
         label, values = float(words[0]), [float(word) for word in words[1:]]
     except ValueError:
         label, values = -1.0, []
     if not (label.is_integer() and 0 <= label < _MOST_CLASSES):
         raise MAEError(
-            f"{where}: {line.strip()!r:.100}; expected the number of a class from 0, then shares of the sides"
+            f"{where}: {' '.join(words)!r:.100}; expected the number of a class from 0, then shares of the sides"
         )
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):
         raise MAEError(
             f"{where} has {len(values)} numbers after the class; expected 4 of a box or 6, 8, … of a polygon"
         )
     if not all(abs(value) <= _MOST_SHARE for value in values):
-        raise MAEError(f"{where}: {line.strip()!r:.100}; expected shares of the image's sides, 0 to 1")
+        raise MAEError(f"{where}: {' '.join(words)!r:.100}; expected shares of the image's sides, 0 to 1")
     return int(label), np.array(values)
