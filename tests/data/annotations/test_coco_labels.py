@@ -200,6 +200,16 @@ def test_several_files_of_a_part_are_refused(files: list[str], told: str, tmp_pa
         open_detection(tmp_path)
 
 
+def test_beside_a_file_of_val_one_of_test_is_not_used(tmp_path: Path):
+    for number in range(6):
+        image(tmp_path / "images" / f"{number}.jpg")
+    for part, numbers in {"train": range(3), "val": range(3, 5), "test": range(5, 6)}.items():
+        write(tmp_path / "annotations" / f"instances_{part}.json", coco(numbers))
+    data = open_detection(tmp_path)
+    assert list(data.train.source.names) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert list(data.test.source.names) == ["3.jpg", "4.jpg"]
+
+
 def test_files_of_unknown_parts_are_refused(tmp_path: Path):
     write(tmp_path / "a.json", coco(range(2)))
     write(tmp_path / "b.json", coco(range(2)))

@@ -105,7 +105,8 @@ def _files(root: Path, name: str) -> dict[str, Path]:
         return _one_each(inner, name)
     paths = [*(_json_in(there["annotations"]) if "annotations" in there else []), *_json_in(root)]
     words = {path: re.split("[^a-z]+", path.stem.lower()) for path in paths}
-    told = {part: [path for word in names for path in paths if word in words[path]] for part, names in PARTS}
+    by_word = {part: [[path for path in paths if word in words[path]] for word in names] for part, names in PARTS}
+    told = {part: next(filter(None, found), []) for part, found in by_word.items()}  # of val and test the former
     if told["train"] or not paths:
         return _one_each(told, name)
     if len(paths) > 1:
