@@ -168,6 +168,13 @@ def test_tiff_masks_of_two_and_four_bits_are_not_spread(bits: int, photometric: 
     assert decode_mask(data, name="m.tif").tolist() == values.tolist()
 
 
+def test_tiff_masks_of_several_pages_are_refused(tmp_path: Path):
+    pages = np.stack([MASK == number for number in range(3)]).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "1.tif", pages, photometric="minisblack")
+    with pytest.raises(UnreadableImage, match=r"1.tif holds several pages, .* expected one with the number of each"):
+        read_mask(tmp_path / "1.tif")
+
+
 def test_masks_of_true_and_false_are_numbers(tmp_path: Path):
     np.save(tmp_path / "m.npy", np.array([[True, False]]))
     assert read_mask(tmp_path / "m.npy").tolist() == [[1, 0]]

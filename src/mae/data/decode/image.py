@@ -143,7 +143,8 @@ def decode_mask(data: bytes, *, name: str) -> np.ndarray:
         name: the file's name for messages.
 
     Raises:
-        UnreadableImage: see `decode`; JPEG's compression, which changes numbers; or values that are no such integers.
+        UnreadableImage: see `decode`; JPEG's compression, which changes numbers; several pages; or values that are no
+            such integers.
     """
     return _guarded(_decode_mask, data, name)
 
@@ -277,6 +278,11 @@ def _tiff_mask(data: bytes, name: str) -> np.ndarray:
             raise UnreadableImage(
                 f"{name} is compressed with {tiff.compression_of(page)}, which changes the numbers of classes; save it "
                 "without, or as a PNG"
+            )
+        if tiff.info(page, name=name).more_pages:
+            raise UnreadableImage(
+                f"{name} holds several pages, as of a page for each class; expected one with the number of each "
+                "pixel's class"
             )
         if not tiff.pillow_is_faithful(page, bands=None):
             return tiff.read(page, data=data, name=name, bands=None, stored=True)
