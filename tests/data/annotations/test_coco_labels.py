@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.mask import encode
 
 from mae.data.annotations.detection import open_detection, read_detection
+from mae.data.inspect.labels import inspect_labels
 from mae.errors import MAEError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools'
@@ -198,6 +199,21 @@ def test_several_files_of_a_part_are_refused(files: list[str], told: str, tmp_pa
         write(tmp_path / file, coco(range(2)))
     with pytest.raises(UsageError, match=f"holds {told}.*merge or remove some"):
         open_detection(tmp_path)
+
+
+@pytest.mark.parametrize(("part", "crowd"), [("train", False), ("train", True), ("val", False)])
+def test_a_part_without_an_object_stops_the_doctor(tmp_path: Path, part: str, crowd: bool):
+    for number in range(5):
+        image(tmp_path / "images" / f"{number}.jpg")
+    for each, numbers in {"train": range(3), "val": range(3, 5)}.items():
+        labels = coco(numbers)
+        if each == part:
+            left = labels["annotations"] if crowd else []
+            labels["annotations"] = [{**annotation, "iscrowd": 1} for annotation in left]
+        write(tmp_path / "annotations" / f"instances_{each}.json", labels)
+    findings = {finding.name: finding for finding in inspect_labels(tmp_path)[0]}
+    told = findings["images without labels"]
+    assert told.level == "stop" and told.value.startswith(f"no image of the {part.replace('val', 'test')} part has")
 
 
 def test_beside_a_file_of_val_one_of_test_is_not_used(tmp_path: Path):

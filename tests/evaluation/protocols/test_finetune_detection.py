@@ -147,6 +147,15 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, data: Path, saved: Pa
             evaluate("finetune_instances", saved, data=folder, out=tmp_path, **SHORT)
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_without_an_object_is_refused(tmp_path: Path, saved: Path, part: str):
+    folder = drawn_objects(tmp_path / "data", train=6, test=2)
+    file = folder / "annotations" / f"instances_{part}2017.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
+    with pytest.raises(UsageError, match=f"no image of the {part.replace('val', 'test')} part has an object"):
+        evaluate("finetune_detection", saved, data=folder, out=tmp_path / "run", doctor=False, **SHORT)
+
+
 def sample_of(size: tuple[int, int]) -> dict[str, Any]:
     """Two light squares on black, and a crowd."""
     height, width = size

@@ -147,6 +147,14 @@ def _masks(parts: Sequence[DetectionSplit], seen: Sequence[Seen | str], names: S
 
 def _empty_images(parts: Sequence[DetectionSplit]) -> Finding:
     written = [objects for part in parts for objects in part.written]
+    for part, name in zip(parts, ("train", "test"), strict=True):
+        if all(objects.crowd.all() for objects in part.written):
+            return Finding(
+                name="images without labels",
+                level="stop",
+                value=f"no image of the {name} part has an object that counts",
+                advice="see whether these are the right labels, and whether all are crowds or difficult",
+            )
     return without_labels(sum(not len(objects) for objects in written), len(written), what="have no object")
 
 

@@ -73,7 +73,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         from mae.evaluation.common.finetuning import DETECTOR_FILE
         from mae.evaluation.common.verdict import compare_seeds
 
-        self._check_outlines(task)
+        self._check_objects(task)
         truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
         first: dict[str, SupervisedTraining] = {}
         found: dict[str, list[FoundObjects]] = {}
@@ -128,7 +128,13 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         areas: tuple[Literal["boxes", "masks"], ...] = ("boxes", "masks") if self.masks else ("boxes",)
         return {area: average_precision(truth, found, area) for area in areas}
 
-    def _check_outlines(self, task: "DetectionTask") -> None:
+    def _check_objects(self, task: "DetectionTask") -> None:
+        for part in ("train", "test"):
+            if all(objects.crowd.all() for objects in getattr(task.data, part).written):
+                raise UsageError(
+                    f"{task.data.note}; no image of the {part} part has an object that counts, crowds and difficult "
+                    "ones aside: see whether these are the right labels"
+                )
         if self.masks and not task.data.train.has_masks:
             raise UsageError(f"{task.data.note}; instances need outlines: use 'mae finetune detection' for boxes")
 
@@ -144,7 +150,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         )
         from mae.evaluation.common.supervised import PreparedTraining, largest_batch
 
-        self._check_outlines(task)
+        self._check_objects(task)
         truth, numbers = truth_of(task), used_images(task, read_share(self.labels_used))
         batch = largest_batch(self.batch_size, _USUAL_BATCH, images=len(numbers), steps_per_epoch=1)
         detector = self._detector(task, scratch=scratch)
