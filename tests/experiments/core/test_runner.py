@@ -33,6 +33,14 @@ def jobs(count: int, labelled: Path, root: Path) -> list[Job]:
     ]  # fmt: skip
 
 
+def begun_study(labelled: Path, tmp_path: Path) -> Job:
+    """The one job of a study in `study`, with its files written."""
+    (job,) = jobs(1, labelled, tmp_path)
+    with study_folder(tmp_path / "study", "features"):
+        write_specs(tmp_path / "study", [job])
+    return job
+
+
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
     """For each process its GPU, and how many were running already."""
@@ -90,9 +98,7 @@ def test_time_left_counts_from_the_resumption(labelled: Path, tmp_path: Path, mo
 
 
 def test_finished_jobs_are_skipped(begun: Any, labelled: Path, tmp_path: Path):
-    (job,) = jobs(1, labelled, tmp_path)
-    with study_folder(tmp_path / "study", "features"):
-        write_specs(tmp_path / "study", [job])
+    job = begun_study(labelled, tmp_path)
     JobFiles(root=tmp_path / "study", name=job.name).result.write_text('{"finished": true}')
     assert run_jobs(tmp_path / "study", [job], console=Console(quiet=True)) == (True, {}) and not begun
 
@@ -142,11 +148,9 @@ def test_study_folder_refuses_other_contents(tmp_path: Path):
 
 @pytest.mark.slow
 def test_job_lock_times_out(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (job,) = jobs(1, labelled, tmp_path)
+    job = begun_study(labelled, tmp_path)
     monkeypatch.setattr("mae.experiments.core.worker._LOCK_TIMEOUT", 0.1)
     monkeypatch.setattr("mae.experiments.core.worker._stop_with_parent", lambda: None)
-    with study_folder(tmp_path / "study", "features"):
-        write_specs(tmp_path / "study", [job])
     files = JobFiles(root=tmp_path / "study", name=job.name)
     with FileLock(files.result.with_suffix(".lock")):
         assert main(files.spec, files.result) == 1
@@ -157,9 +161,7 @@ def test_job_lock_times_out(labelled: Path, tmp_path: Path, monkeypatch: pytest.
 def test_exit_codes_of_stopped_jobs(
     code: int, failed: bool, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (job,) = jobs(1, labelled, tmp_path)
-    with study_folder(tmp_path / "study", "features"):
-        write_specs(tmp_path / "study", [job])
+    job = begun_study(labelled, tmp_path)
 
     class Process:
         stdin = io.BytesIO()
@@ -191,9 +193,7 @@ def test_exit_codes_of_stopped_jobs(
 def test_a_killed_job_is_told_by_its_signal(
     code: int, told: str, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (job,) = jobs(1, labelled, tmp_path)
-    with study_folder(tmp_path / "study", "features"):
-        write_specs(tmp_path / "study", [job])
+    job = begun_study(labelled, tmp_path)
 
     class Process:
         returncode = code
