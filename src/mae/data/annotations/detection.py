@@ -44,6 +44,11 @@ class DetectionSplit:
     normalised: bool
     has_masks: bool
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether any object counts: crowds and difficult ones, which are neither learnt nor missed, do not."""
+        return not all(objects.crowd.all() for objects in self.written)
+
     def objects(self, index: int) -> Objects:
         """The objects of an image; boxes are cut at its edges, and those that are empty then are left out.
 

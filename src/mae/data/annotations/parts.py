@@ -46,6 +46,22 @@ def first(folders: dict[str, Path], names: Iterable[str]) -> Path | None:
     return next((folders[name] for name in names if name in folders), None)
 
 
+def check_one_each(folder: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Refuse labels that may be of either of two images.
+
+    Args:
+        folder: the images'.
+        pairs: each image, and what its labels are called.
+
+    Raises:
+        UsageError: two images for the same labels.
+    """
+    images: dict[str, str] = {}
+    for image, labels in pairs:
+        if (other := images.setdefault(labels, image)) != image:
+            raise UsageError(f"{folder} holds {other} and {image} for {labels}; expected one image for each")
+
+
 def held_out(whole: _Split, *, name: str, what: str) -> dict[str, _Split]:
     """Both parts of images that come in one: a fifth is for testing, chosen by a hash of the names.
 

@@ -9,8 +9,9 @@ from typing import Self
 import numpy as np
 from jaxtyping import UInt8
 
-from mae.data.annotations.parts import HELD_OUT, PARTS, below, first, held_out, without_images
+from mae.data.annotations.parts import HELD_OUT, PARTS, below, check_one_each, first, held_out, without_images
 from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes
+from mae.data.annotations.written import left_out
 from mae.data.decode.image import decode_mask, probe
 from mae.data.decode.limits import check_num_bytes
 from mae.data.items import fingerprint_of
@@ -168,14 +169,14 @@ def find_masks(spec: str | Path) -> tuple[dict[str, Paired], dict[str, int | Non
 def _note(splits: dict[str, SegmentationSplit], classes: PixelClasses, parts: Mapping[str, Paired]) -> str:
     train, test = (len(splits[part].masks) for part in ("train", "test"))
     held = "" if "test" in parts else f", {HELD_OUT}"
-    left, alone = (sum(getattr(pairs, what) for pairs in parts.values()) for what in ("left", "alone"))
-    without = f"; {count_of(left, 'image')} without a mask left out" if left else ""
-    without += f"; {count_of(alone, 'mask')} without an image left out" if alone else ""
+    remarks = left_out(sum(pairs.left for pairs in parts.values()), "without a mask")
+    remarks += left_out(sum(pairs.alone for pairs in parts.values()), "without an image", of="mask")
     kind = "colours" if classes.coloured else "numbers"
-    return (
+    text = (
         f"{count_of(train, 'training image')} and {count_of(test, 'test image')}{held}, masks of {kind}, "
-        f"{len(classes.names)} classes{without}"
+        f"{len(classes.names)} classes"
     )
+    return "; ".join([text, *remarks])
 
 
 def _pair(folder: Path) -> tuple[Path, Path] | None:
@@ -231,10 +232,8 @@ def _paired(folder: Path, masks: Path, *, name: str) -> Paired:
             f"{name}: no image of {folder} has a mask in {masks} ({example}); expected files of the same names, such "
             "as images/1.jpg and masks/1.png or masks/1_mask.png"
         )
-    of: dict[str, str] = {}
-    for image, mask in zip(images.names, found, strict=True):
-        if mask is not None and of.setdefault(mask, image) != image:
-            raise UsageError(f"{folder} holds {of[mask]} and {image} for the mask {mask}; expected one image for each")
+    pairs = zip(images.names, found, strict=True)
+    check_one_each(folder, ((image, f"the mask {mask}") for image, mask in pairs if mask is not None))
     kept = images if len(rows) == len(stems) else images.take(rows, f"{len(rows):,} images with a mask")
     of_kept = tuple(masks / path for path in found if path is not None)
     return Paired(images=kept, masks=of_kept, left=len(stems) - len(rows), alone=len(by_stem) - len(rows))

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 
 from mae.data.annotations.objects import Objects, objects_of
-from mae.data.annotations.parts import PARTS, below, first
+from mae.data.annotations.parts import PARTS, below, check_one_each, first
 from mae.data.annotations.written import MOST_PIXELS, Written, WrittenPart, check_any, left_out, read_text
 from mae.data.sources.folder import is_image, open_files, walk
-from mae.errors import MAEError, UsageError
+from mae.errors import MAEError
 
 _IMAGES = ("jpegimages", "images", "image")
 _LISTS = (("trainval", "test"), ("train", "val"), ("train", "test"))
@@ -113,14 +113,10 @@ def _paired(root: Path, images: Path, labels: Path) -> dict[str, _Pair]:
         UsageError: labels that may be of either of two images.
     """
     xml = {_stem(path): labels / path for path, _, _ in walk(labels) if path.lower().endswith(".xml")}
-    found: dict[str, _Pair] = {stem: (None, path) for stem, path in xml.items()}
-    of: dict[str, str] = {}
-    for path in sorted(path for path, _, _ in walk(images) if is_image(path)) if xml else []:
-        stem = _stem(path)
-        if stem in xml and of.setdefault(stem, path) != path:
-            raise UsageError(f"{images} holds {of[stem]} and {path} for {xml[stem]}; expected one image for each")
-        found[stem] = ((images / path).relative_to(root).as_posix(), xml.get(stem))
-    return found
+    paths = sorted(path for path, _, _ in walk(images) if is_image(path)) if xml else []
+    check_one_each(images, ((path, str(xml[_stem(path)])) for path in paths if _stem(path) in xml))
+    alone: dict[str, _Pair] = {stem: (None, path) for stem, path in xml.items()}
+    return alone | {_stem(path): ((images / path).relative_to(root).as_posix(), xml.get(_stem(path))) for path in paths}
 
 
 def _stem(path: str) -> str:

@@ -60,9 +60,9 @@ def check_any(source: FileSource | None, *, part: str, name: str) -> FileSource:
     return source
 
 
-def left_out(count: int, what: str) -> tuple[str, ...]:
-    """A remark on images that are left out, if there are any."""
-    return (f"{count_of(count, 'image')} {what} left out",) if count else ()
+def left_out(count: int, what: str, *, of: str = "image") -> tuple[str, ...]:
+    """A remark on images, or others, that are left out, if there are any."""
+    return (f"{count_of(count, of)} {what} left out",) if count else ()
 
 
 def check_inside(path: str, *, name: str) -> str:

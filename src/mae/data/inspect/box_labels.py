@@ -148,7 +148,7 @@ def _masks(parts: Sequence[DetectionSplit], seen: Sequence[Seen | str], names: S
 def _empty_images(parts: Sequence[DetectionSplit]) -> Finding:
     written = [objects for part in parts for objects in part.written]
     for part, name in zip(parts, ("train", "test"), strict=True):
-        if all(objects.crowd.all() for objects in part.written):
+        if not part.has_objects:
             return Finding(
                 name="images without labels",
                 level="stop",

@@ -10,6 +10,7 @@ import numpy as np
 from mae.data.annotations.parts import HELD_OUT
 from mae.data.annotations.pixel_classes import IGNORED, PixelClasses, packed, pixel_classes
 from mae.data.annotations.segmentation import find_masks, read_mask
+from mae.data.annotations.written import left_out
 from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.inspect.labelled_images import copies, fault, in_both_parts, look_at, sizes, unreadable, without_labels
 from mae.data.sources.folder import count_of
@@ -61,10 +62,10 @@ def inspect_masks(folder: str | Path, *, ignore: Collection[int] = ()) -> list[F
     everything, images = masks[0] + masks[1], seen[0] + seen[1]
     note = f"{count_of(len(masks[0]), 'training image')} and {count_of(len(masks[1]), 'test image')} with masks"
     note = f"{note}, {HELD_OUT}" if held else note
-    left, alone = (sum(getattr(pairs, what) for pairs in paired.values()) for what in ("left", "alone"))
-    note += f"; {count_of(alone, 'mask')} without an image left out" if alone else ""
+    left = sum(pairs.left for pairs in paired.values())
+    alone = left_out(sum(pairs.alone for pairs in paired.values()), "without an image", of="mask")
     return [
-        Finding(name="labels", level="ok", value=note),
+        Finding(name="labels", level="ok", value="; ".join([note, *alone])),
         unreadable(images),
         *_unusable(everything),
         *sizes(images, [mask.size for mask in everything], files=[mask.path for mask in everything]),

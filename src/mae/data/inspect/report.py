@@ -242,8 +242,9 @@ def _report(
     seen_whole = [(seen.number, seen.contents) for seen in read if seen.contents is not None]
     numbers, contents = [number for number, _ in seen_whole], [of for _, of in seen_whole]
     count, mean, squares = reduce(join, (of.whole for of in contents), no_moments(images.channels))
-    whole = mean, np.sqrt(squares / np.maximum(count, 1))
-    constant, nearly = _plain(contents, whole[1])
+    std = np.sqrt(squares / np.maximum(count, 1))
+    constant, nearly = _plain(contents, std)
+    whole = (mean - statistics[0]) / statistics[1], std / statistics[1]
     infos = [seen.info for seen in read if seen.info is not None]
     kinds = Counter((str(info.dtype), info.channels) for info in infos)
     marked = Counter(info.nodata for info in infos if info.nodata is not None)
@@ -265,7 +266,7 @@ def _report(
         apart=_apart(contents),
         img_size=img_size,
         sizes=_sizes(np.array([seen.size for seen in read]), img_size),
-        channels=_channels(contents, whole, statistics, bounded=images.is_integer),
+        channels=_channels(contents, whole, bounded=images.is_integer),
         constant=int(constant.sum()),
         nearly_constant=int(nearly.sum()),
         duplicates=duplicates,
@@ -296,13 +297,9 @@ def _plain(
 
 
 def _channels(
-    contents: Sequence[Contents],
-    whole: tuple[np.ndarray, np.ndarray],
-    statistics: tuple[np.ndarray, np.ndarray],
-    *,
-    bounded: bool,
+    contents: Sequence[Contents], whole: tuple[np.ndarray, np.ndarray], *, bounded: bool
 ) -> tuple[Channel, ...]:
-    """What each channel holds; `whole` are mean and std of all values, `statistics` those that the run uses."""
+    """What each channel holds; `whole` are mean and std of all values, normalised."""
     low, high = (np.mean([getattr(of, end) for of in contents], axis=0) for end in ("low", "high"))
     smallest, largest = (
         np.min([of.smallest for of in contents], axis=0),
@@ -316,7 +313,6 @@ def _channels(
     spreads = weights * (squares / np.maximum(counts, 1) + (means - mean) ** 2)
     std = np.sqrt(spreads.mean(axis=0))
     mean_error, spread_error = (_standard_error(each) for each in (means, spreads))
-    whole_mean, whole_std = (whole[0] - statistics[0]) / statistics[1], whole[1] / statistics[1]
     return tuple(
         Channel(
             low=float(low[c]),
@@ -327,8 +323,8 @@ def _channels(
             std=float(std[c]),
             mean_error=float(mean_error[c]),
             std_error=float(spread_error[c] / (2 * std[c])) if std[c] else 0.0,
-            whole_mean=float(whole_mean[c]),
-            whole_std=float(whole_std[c]),
+            whole_mean=float(whole[0][c]),
+            whole_std=float(whole[1][c]),
         )
         for c in range(len(mean))
     )

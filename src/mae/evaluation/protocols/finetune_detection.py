@@ -129,8 +129,8 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
         return {area: average_precision(truth, found, area) for area in areas}
 
     def _check_objects(self, task: "DetectionTask") -> None:
-        for part in ("train", "test"):
-            if all(objects.crowd.all() for objects in getattr(task.data, part).written):
+        for part, split in (("train", task.data.train), ("test", task.data.test)):
+            if not split.has_objects:
                 raise UsageError(
                     f"{task.data.note}; no image of the {part} part has an object that counts, crowds and difficult "
                     "ones aside: see whether these are the right labels"
