@@ -1,9 +1,14 @@
-"""Text from outside is shown without what could do harm."""
+"""Text from outside is shown without what could do harm, and many numbers in a line."""
 
-from mae.text import visible
+from mae.text import by_channel, visible
 
 
 def test_control_characters_become_visible():
     assert visible("a\x1bb\u202ec\udcffd\x00") == "a\ufffdb\ufffdc\ufffdd\ufffd"
     assert visible("tab\tline\nהשם 猫 e\u0301 \u0915\u094d\u200d") == "tab\tline\nהשם 猫 e\u0301 \u0915\u094d\u200d"
     assert visible("a" + "\u0301" * 50) == "a\u0301\u0301"
+
+
+def test_numbers_of_channels_fit_a_line():
+    assert by_channel([0.25] * 16, digits=2) == " ".join(["0.25"] * 16)
+    assert by_channel([0.5, *[0.25] * 16], digits=1) == "0.2 to 0.5 in 17 channels"

@@ -1,9 +1,11 @@
-"""Text from outside, such as file names, made safe to show."""
+"""Text to show: what comes from outside, such as file names, made safe, and many numbers in one line."""
 
+from collections.abc import Sequence
 from unicodedata import category
 
 _HARMLESS = "\n\t\u200c\u200d"  # lines, tabs and the joiners that some scripts need
 _MAX_MARKS = 2  # combining marks in a row: more of them would climb over the lines above
+_MAX_LISTED = 16
 
 
 def visible(text: str) -> str:
@@ -19,3 +21,10 @@ def visible(text: str) -> str:
         if marks <= _MAX_MARKS:
             kept.append("\ufffd" if kind == "C" and character not in _HARMLESS else character)
     return "".join(kept)
+
+
+def by_channel(values: Sequence[float], *, digits: int) -> str:
+    """A number a channel; of more channels than a line holds, as of hyperspectral images, the range."""
+    if len(values) > _MAX_LISTED:
+        return f"{min(values):.{digits}f} to {max(values):.{digits}f} in {len(values):,} channels"
+    return " ".join(f"{value:.{digits}f}" for value in values)

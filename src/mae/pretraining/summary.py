@@ -24,6 +24,7 @@ from mae.recipes.reference import reference_for
 from mae.records import write_json
 from mae.report.figures.curves import draw_curve
 from mae.report.terminal.console import NO_BASELINE, against, duration, show_table
+from mae.text import by_channel
 from mae.training.checkpoint import find_checkpoint
 from mae.training.engine import Trainer
 from mae.training.log import loss_rows, read_rows
@@ -119,7 +120,7 @@ def _describe_held_out(prepared: RunContext) -> str:
 
 
 def _describe_statistics(prepared: RunContext) -> str:
-    mean, std = (" ".join(f"{v:.3f}" for v in values.tolist()) for values in prepared.statistics())
+    mean, std = (by_channel(values.tolist(), digits=3) for values in prepared.statistics())
     return f"mean {mean}, std {std} (of {prepared.config.data.statistics})"
 
 

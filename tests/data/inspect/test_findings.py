@@ -151,3 +151,10 @@ def test_every_finding_has_a_number_or_a_word_and_advice_where_there_is_somethin
     )
     assert told["unreadable images"] == "2 of 1,000 images (0.2%): x.png is empty"
     assert told["sizes"] == "50 x 40 to 90 x 80 pixels, 70 x 60 in the middle; 60.0% smaller than a crop of 32 x 32"
+
+
+def test_what_the_source_leaves_out_and_hundreds_of_channels_take_a_line():
+    many = replace(REPORT, channels=tuple(replace(CHANNEL, mean=number / 1000) for number in range(200)))
+    told = {finding.name: finding.value for finding in data_findings(many, note="folder; not read: 9 .heic")}
+    assert told["images"] == "1,000 of 2,000 looked at; folder; not read: 9 .heic"
+    assert "mean 0.00 to 0.20 in 200 channels, std 1.00 to 1.00 in" in told["channel statistics"]

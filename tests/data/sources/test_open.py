@@ -259,6 +259,9 @@ def test_usage_errors_say_what_was_found(tree):
     root = tree({"notes/a.txt": b"x", "notes/b.txt": b"x", "notes/c": b"x"})
     with pytest.raises(UsageError, match=r"notes holds no images: looked for .*\.png.*; found 2 .txt, 1 without ext"):
         open_source(str(root / "notes"), data_root=root)
+    root = tree({"phone/IMG_1.HEIC": b"x"})
+    with pytest.raises(UsageError, match=r"found 1 \.heic; convert those to PNG, JPEG or TIFF first"):
+        open_source(str(root / "phone"), data_root=root)
     with pytest.raises(UsageError, match="cifar does not exist; did you mean 'cifar10'"):
         open_source("cifar", data_root=root)
     with pytest.raises(UsageError, match=f"did you mean '{root}/notes'"):

@@ -7,6 +7,7 @@ from typing import Literal
 from mae.data.inspect.near_duplicates import Copies
 from mae.data.inspect.report import ELONGATED, Channel, DataReport
 from mae.findings import Finding
+from mae.text import by_channel
 
 MEAN_BOUND = 0.3
 """How far from 0 a channel's mean may be after normalising, in stds; wrong statistics are off by more."""
@@ -54,26 +55,28 @@ _SHOWN = 3
 _Level = Literal["ok", "note", "warn", "stop"]
 
 
-def data_findings(report: DataReport, *, own_statistics: bool = True) -> list[Finding]:
+def data_findings(report: DataReport, *, own_statistics: bool = True, note: str = "") -> list[Finding]:
     """Findings about a set of images.
 
     Args:
         report: of `inspect_images`.
         own_statistics: whether mean and std were measured on these images; else they were chosen, or are a model's.
+        note: what the source holds and leaves out, as `RunContext.note`.
 
     Returns:
         A finding for each check, in the order of reading: the files, their values, what a run makes of them, copies.
     """
-    found = [_images(report), _unreadable(report), _finite(report), _gaps(report), _kinds(report), *_sizes(report)]
-    found += [_saturation(report), _range(report), _statistics(report, own_statistics)]
+    found = [_images(report, note), _unreadable(report), _finite(report), _gaps(report), _kinds(report)]
+    found += [*_sizes(report), _saturation(report), _range(report), _statistics(report, own_statistics)]
     found += [_empty_channels(report), _plain(report)]
     found += [_copies(report, report.duplicates, "duplicates", "hold the same pixels as another")]
     found += [_copies(report, report.near_duplicates, "near duplicates", "show nearly what another shows")]
     return found
 
 
-def _images(report: DataReport) -> Finding:
-    return Finding(name="images", level="ok", value=f"{report.looked_at:,} of {report.total:,} looked at")
+def _images(report: DataReport, note: str) -> Finding:
+    looked_at = f"{report.looked_at:,} of {report.total:,} looked at"
+    return Finding(name="images", level="ok", value="; ".join(filter(None, (looked_at, note))))
 
 
 def _unreadable(report: DataReport) -> Finding:
@@ -182,8 +185,8 @@ def _range(report: DataReport) -> Finding:
 
 def _statistics(report: DataReport, own: bool) -> Finding:
     varying = [channel for channel in report.channels if channel.varies] or report.channels
-    means, stds = ([f"{getattr(channel, of):.2f}" for channel in varying] for of in ("mean", "std"))
-    value = f"after the run's own transforms mean {' '.join(means)}, std {' '.join(stds)}"
+    means, stds = (by_channel([getattr(channel, of) for channel in varying], digits=2) for of in ("mean", "std"))
+    value = f"after the run's own transforms mean {means}, std {stds}"
     level, advice = _judged_statistics([channel for channel in varying if _is_off(channel)], own)
     return Finding(name="channel statistics", level=level, value=value, advice=advice)
 

@@ -231,7 +231,8 @@ def check_any(images: Collection[object], paths: Iterable[str], *, name: str) ->
         return
     found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)
     others = ", ".join(f"{count:,} {extension}" for extension, count in found.most_common(5)) or "nothing"
-    raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}")
+    advice = "; convert those to PNG, JPEG or TIFF first" if any(each in UNREAD_EXTENSIONS for each in found) else ""
+    raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}{advice}")
 
 
 def unread_note(paths: Iterable[str]) -> str:

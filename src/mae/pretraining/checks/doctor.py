@@ -146,7 +146,7 @@ def _data(prepared: RunContext) -> list[Finding]:
         seconds=_DATA_SECONDS,
     )
     # Those of ImageNet or of a model fit its weights: a shift is no mistake then.
-    return data_findings(report, own_statistics=prepared.config.data.statistics == "data")
+    return data_findings(report, own_statistics=prepared.config.data.statistics == "data", note=prepared.note)
 
 
 def _plan(prepared: RunContext) -> Iterator[Finding]:
