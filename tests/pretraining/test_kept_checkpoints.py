@@ -1,7 +1,11 @@
 """Which checkpoints a run keeps for good when nobody says."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+import mae
 from mae.pretraining.build import kept_every
 
 
@@ -19,3 +23,22 @@ from mae.pretraining.build import kept_every
 )
 def test_small_ones_are_kept_ten_times(steps: int, num_bytes: int, asked: int | None, expected: int | None):
     assert kept_every(asked, steps=steps, num_bytes=num_bytes) == expected
+
+
+def test_a_checkpoint_is_as_large_as_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said = []
+    monkeypatch.setattr("mae.pretraining.build.check_room", lambda *_, num_bytes, **__: said.append(num_bytes))
+    small: dict[str, Any] = {"img_size": 8, "patch_size": 2, "mlp_ratio": 0.5, "decoder_depth": 1}
+    options = {"batch_size": 16, "steps": 1, "device": "cpu", "workers": 0, "doctor": False, "quiet": True}
+    for number, change in enumerate(
+        [
+            small,  # with Muon
+            {**small, "optimizer": "adamw", "target": "codes", "teacher": "codebook", "loss": "cross_entropy"},
+            {**small, "optimizer": "adamw", "target": "features", "teacher": "ema"},
+            {"init_from": str(tmp_path / "0"), "adapter": "lora", "adapter_blocks": 1},
+        ]
+    ):
+        run = mae.pretrain("builtin:digits", out=tmp_path / str(number), **options, **change)
+        (folder,) = (run.folder / "checkpoints").iterdir()
+        found = sum(path.stat().st_size for path in folder.iterdir())
+        assert said[-1] <= found <= said[-1] + 100_000, change  # and headers, settings and random states

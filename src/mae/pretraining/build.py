@@ -35,9 +35,9 @@ from mae.pretraining.resolve import RunContext, peak_rate, warmup_steps
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
 from mae.report.figures.tones import rgb_channels
-from mae.training.checkpoint import check_room, folder_step, parameter_bytes
+from mae.training.checkpoint import check_room, folder_step, state_bytes
 from mae.training.engine import Trainer
-from mae.training.optimizer import make_optimizer
+from mae.training.optimizer import average_bytes, make_optimizer
 from mae.training.saver import BackgroundWriter
 from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, TrainingSettings
@@ -274,12 +274,12 @@ def kept_every(asked: int | None, *, steps: int, num_bytes: int) -> int | None:
 
 def _kept_every(prepared: RunContext, model: MaskedAutoencoder) -> int | None:
     asked = prepared.config.machine.checkpoint_keep_every
-    return kept_every(asked, steps=prepared.total_steps, num_bytes=_checkpoint_bytes(model))
+    return kept_every(asked, steps=prepared.total_steps, num_bytes=_checkpoint_bytes(prepared, model))
 
 
-def _checkpoint_bytes(model: MaskedAutoencoder) -> int:
-    one = 3 * parameter_bytes(model.parameters())  # and two averages
-    return one if model.teacher is None else one + parameter_bytes(model.teacher.parameters())
+def _checkpoint_bytes(prepared: RunContext, model: MaskedAutoencoder) -> int:
+    saved = state_bytes(model) + average_bytes(model, kind=prepared.config.optim.optimizer)
+    return saved if model.teacher is None else saved + state_bytes(model.teacher)
 
 
 def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | None) -> None:
@@ -303,7 +303,7 @@ def check_disk(prepared: RunContext, model: MaskedAutoencoder, newest: str | Non
     if newest:
         count = int(folder_step(Path(newest)) != prepared.total_steps)
     instead = "" if prepared.resume else " or choose another --out"
-    check_room(prepared.folder.checkpoints, count=count, num_bytes=_checkpoint_bytes(model), instead=instead)
+    check_room(prepared.folder.checkpoints, count=count, num_bytes=_checkpoint_bytes(prepared, model), instead=instead)
 
 
 def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: BackgroundWriter) -> Callable[[int], None]:

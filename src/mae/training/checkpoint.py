@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,9 +232,9 @@ def check_room(folder: Path, *, count: int, num_bytes: int, instead: str = "") -
         )
 
 
-def parameter_bytes(parameters: Iterable[Tensor]) -> int:
-    """Of all of them together."""
-    return sum(each.nbytes for each in parameters)
+def state_bytes(module: nn.Module) -> int:
+    """Of its parameters and buffers, as far as they are saved."""
+    return sum(each.nbytes for each in module.state_dict().values())
 
 
 def leftover_bytes(folder: Path) -> int:

@@ -78,6 +78,12 @@ def make_optimizer(module: nn.Module, *, weight_decay: float, betas: tuple[float
     return AdamW(groups, lr=0.0, betas=betas, fused=True)
 
 
+def average_bytes(module: nn.Module, *, kind: str = "adamw") -> int:
+    """Of the averages that `make_optimizer`'s keeps: AdamW two a trained parameter, Muon one a matrix of blocks."""
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return sum(p.nbytes if kind == "muon" and _is_hidden(name, p) else 2 * p.nbytes for name, p in trained)
+
+
 def _orthogonal_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups with the matrices of blocks in groups of their own; embeddings and heads are none of them."""
     apart = [

@@ -27,11 +27,12 @@ from mae.randomness import Stream, seeds
 from mae.records import read_json, write_json
 from mae.report.terminal.console import ProgressDisplay
 from mae.text import visible
-from mae.training.checkpoint import check_room, find_checkpoint, parameter_bytes, remove_leftovers, usable_checkpoint
+from mae.training.checkpoint import check_room, find_checkpoint, remove_leftovers, state_bytes, usable_checkpoint
 from mae.training.distributed import World
 from mae.training.engine import Trainer
 from mae.training.lock import only_writer
 from mae.training.log import Callback, JsonLines, read_rows
+from mae.training.optimizer import average_bytes
 from mae.training.schedule import Warmup, WarmupCosine, WarmupLinear, WarmupSteps
 from mae.training.settings import CheckpointSpec, PeriodicTask, TrainingSettings
 from mae.training.trackers.tensorboard import TensorBoard
@@ -217,9 +218,8 @@ def _trainer(
 
 def _check_room(folder: Path, module: nn.Module) -> None:
     """Refuse to train where nothing could be saved: two checkpoints fit at first, then one beside the newest."""
-    parameters = list(module.parameters())
-    averages = 2 * parameter_bytes(each for each in parameters if each.requires_grad)
-    check_room(folder, count=1 if find_checkpoint(folder) else 2, num_bytes=parameter_bytes(parameters) + averages)
+    num_bytes = state_bytes(module) + average_bytes(module)
+    check_room(folder, count=1 if find_checkpoint(folder) else 2, num_bytes=num_bytes)
 
 
 def _resume(trainer: Trainer, folder: Path, task: Task) -> None:
