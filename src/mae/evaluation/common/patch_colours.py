@@ -43,10 +43,10 @@ def fit_colours(tokens: Float[Tensor, "n D"]) -> PatchColours:
     """The basis of colours of some tokens: principal components of all of them, with no background cut away."""
     mean = tokens.double().mean(dim=0)
     centred = tokens.double() - mean
-    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending
-    shares = (variances / variances.sum()).flip(0)[:3]
+    variances, axes = _principal_axes(centred)
+    shares = (variances / variances.sum())[:3]
     shares = torch.where(shares > _ROUNDING, shares, 0)
-    largest = directions.T.flip(0)[:3] * (shares > 0).unsqueeze(1)  # [3, D], fewer of narrower tokens
+    largest = axes[:3] * (shares > 0).unsqueeze(1)  # [3, D], fewer of narrower tokens
     sizes = largest.abs()
     deciding = (sizes >= sizes.amax(dim=1, keepdim=True) * (1 - _ROUNDING)).int().argmax(dim=1, keepdim=True)
     components = torch.zeros(3, tokens.shape[1], dtype=torch.float64)
@@ -54,3 +54,12 @@ def fit_colours(tokens: Float[Tensor, "n D"]) -> PatchColours:
     ends = torch.tensor(ENDS, dtype=torch.float64)
     low, high = torch.quantile(centred @ components.T, ends, dim=0)
     return PatchColours(mean=mean, components=components, low=low, high=high, explained=tuple(shares.tolist()))
+
+
+def _principal_axes(centred: Float64[Tensor, "n D"]) -> tuple[Float64[Tensor, " r"], Float64[Tensor, "r D"]]:
+    """Variances, up to a factor, and their directions, the largest first."""
+    if len(centred) < centred.shape[1]:  # such as raw pixels of many channels, whose covariance would take gigabytes
+        _, spread, axes = torch.linalg.svd(centred, full_matrices=False)
+        return spread.square(), axes
+    variances, directions = torch.linalg.eigh(centred.T @ centred)  # ascending
+    return variances.flip(0), directions.T.flip(0)
