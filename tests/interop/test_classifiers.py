@@ -71,6 +71,34 @@ def test_the_official_codes_classifier_comes_in_whole(tmp_path: Path) -> None:
     assert not report.ignored
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"global_pool": "max"}, "global_pool 'max'"),
+        ({"global_pool": "avgmax"}, "global_pool 'avgmax'"),
+        ({"global_pool": "token", "fc_norm": True}, "global_pool 'token'"),
+        ({"pool_include_prefix": True}, "pool_include_prefix"),
+    ],
+    ids=str,
+)
+def test_a_head_on_another_pooling_than_the_mean_of_patches_is_refused(
+    options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", **TIMM_VIT, num_classes=4, **{"global_pool": "avg", **options})
+    timm.models.save_for_hf(vit, tmp_path, safe_serialization=True)
+    with pytest.raises(UsageError, match=f"classifier with {says}; expected one on the mean of the patch tokens"):
+        open_model(tmp_path)
+
+
+def test_the_pooling_that_older_timm_writes_beside_the_architecture_is_read_too(tmp_path: Path) -> None:
+    FORMATS["timm"].write(classifier(), tmp_path, None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["model_args"]["global_pool"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"global_pool": "max"}))
+    with pytest.raises(UsageError, match="classifier with global_pool 'max'"):
+        open_model(tmp_path)
+
+
 def test_a_head_on_the_class_token_is_left_behind_and_named(tmp_path: Path) -> None:
     vit = timm.models.vision_transformer.VisionTransformer(**TIMM_VIT, num_classes=4)
     path = saved(tmp_path / "w.pth", vit.state_dict())

@@ -17,6 +17,7 @@ from mae.interop.imports.reading import read_external
 from mae.interop.imports.sidecar import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    check_pooling,
     check_sidecar,
     merged,
     sidecar_licence,
@@ -63,6 +64,8 @@ def load_external(
         converted = convert(renamed.encoder, renamed.decoder, known)
     except (MAEError, UsageError) as error:
         raise type(error)(f"{path} ({renamed.scheme.name}): {error}") from error
+    if converted.classes is not None:
+        check_pooling(external)
     model, report = _filled(path, renamed, converted, sidecar_licence(external), allow_partial)
     check_weights(path, converted, biased=_has_biases(renamed), rows_first=bool(known.rows_first))
     notes = list(report.notes)

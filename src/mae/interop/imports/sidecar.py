@@ -52,6 +52,25 @@ def check_sidecar(external: ExternalWeights) -> None:
                 )
 
 
+def check_pooling(external: ExternalWeights) -> None:
+    """Refuse a classifier of timm's whose configuration names another pooling than the mean of the patch tokens.
+
+    No tensor tells what its head is given.
+
+    Raises:
+        UsageError: the class token, a maximum, or a mean of class and patch tokens.
+    """
+    arguments = external.config.get("model_args")
+    own = arguments if isinstance(arguments, dict) else {}
+    pooling = own.get("global_pool", external.config.get("global_pool", "avg"))
+    if pooling != "avg" or own.get("pool_include_prefix", False):
+        stated = f"global_pool {records.shown(pooling)}" if pooling != "avg" else "pool_include_prefix"
+        raise UsageError(
+            f"{external.path} is timm's classifier with {stated}; expected one on the mean of the patch tokens "
+            "(global_pool 'avg'), the only one that this package has"
+        )
+
+
 _PLAIN = re.compile(r"vit_(tiny|small|base|large|huge)_patch\d+_\d+$")
 """The vision transformers of timm that have the usual heads and activation."""
 _TIMM_ARGUMENTS = {
