@@ -295,6 +295,20 @@ def test_a_model_of_text_is_refused():
         wrap_hf(transformers.BertModel(config), processor(), name="hf:bert")
 
 
+def test_images_that_a_model_does_not_take_are_told_in_one_line():
+    found = wrap_hf(hf_model("ViT"), processor(size={"height": 64, "width": 64}), name="hf:vit")
+    says = r"^hf:vit does not take images of 3 x 64 x 64 .*preprocessor_config.json asks for: Input image size"
+    for asked in (found.named, lambda images: found.blocks.maps(images, [0])):
+        with pytest.raises(UsageError, match=says):
+            asked(torch.zeros(1, 3, 64, 64))
+
+
+def test_statistics_of_other_channels_than_the_models_are_refused():
+    with pytest.raises(UsageError, match="^hf:grey takes images of 1 channel.s., and its .* image_mean of 3 values"):
+        wrap_hf(hf_model("ViT", num_channels=1), processor(), name="hf:grey")
+    assert wrap_hf(hf_model("ViT", num_channels=1), processor(do_normalize=False), name="x").preprocessing.mean == (0,)
+
+
 def test_features_do_not_depend_on_the_batch():
     for found in (wrap_timm(timm_model("test_vit"), name="t"), wrap_hf(hf_model("ViT"), processor(), name="h")):
         images = BATCH if found.name == "t" else SQUARES

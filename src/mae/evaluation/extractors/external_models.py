@@ -181,13 +181,18 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
         pools: whether the pooled output, where it has one, is of weights that were loaded.
 
     Raises:
-        UsageError: the model is not one of images.
+        UsageError: the model is not one of images, or its processor has statistics of other channels.
     """
     if not hasattr(model.config, "num_channels"):
         raise UsageError(f"{name} is a {type(model).__name__}; expected a model that takes images and nothing else")
     size, crop_share = _hf_crop(processor)
     channels = model.config.num_channels
     mean, std = _hf_statistics(processor, channels)
+    if {len(mean), len(std)} != {channels}:
+        raise UsageError(
+            f"{name} takes images of {channels} channel(s), and its preprocessor_config.json has an image_mean of "
+            f"{len(mean)} values and an image_std of {len(std)}; give one value a channel there"
+        )
     model.eval()
     has_cls = any(part.endswith("cls_token") for part, _ in model.named_parameters())
     hides = model.config.model_type == "vit_mae"
@@ -196,7 +201,14 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
 
     def run(images: Tensor, **asked: bool) -> Any:
         order = torch.linspace(0, 1, prod(_grid(model.config, images)), device=images.device).expand(len(images), -1)
-        return model(pixel_values=images, **({"noise": order} if hides else {}), **asked)
+        try:
+            return model(pixel_values=images, **({"noise": order} if hides else {}), **asked)
+        except ValueError as error:  # by which transformers refuses images
+            made = " x ".join(map(str, images.shape[1:]))
+            raise UsageError(
+                f"{name} does not take images of {made} (channels, height, width), as its preprocessor_config.json "
+                f"asks for: {first_line(error)}"
+            ) from error
 
     def encode(images: Tensor) -> Mapping[str, Tensor]:
         output = run(images)
