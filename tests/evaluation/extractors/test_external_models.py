@@ -223,6 +223,21 @@ def test_vit_mae_masks_nothing_and_keeps_the_order(tmp_path):
     assert torch.equal(found.named(SQUARES)["mean"], named["mean"])
 
 
+def test_tokens_that_find_objects_are_no_patches():
+    config = transformers.YolosConfig(**SMALL, image_size=[32, 32], patch_size=8, num_detection_tokens=5)
+    model = transformers.YolosModel(config).eval()
+    found = wrap_hf(model, processor(), name="x")
+    with torch.no_grad():
+        output = model(pixel_values=SQUARES, output_hidden_states=True)
+    tokens = output.last_hidden_state
+    assert tokens.shape[1] == 1 + 16 + 5
+    torch.testing.assert_close(found.named(SQUARES)[PATCHES], tokens[:, 1:17])
+    torch.testing.assert_close(found.named(SQUARES)["mean"], tokens[:, 1:17].mean(dim=1))
+    first, last = found.blocks.maps(SQUARES, [0, 1])
+    torch.testing.assert_close(first.flatten(2).mT, output.hidden_states[1][:, 1:17])
+    torch.testing.assert_close(last.flatten(2).mT, tokens[:, 1:17])
+
+
 def test_merged_patches_have_no_class_token():
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4

@@ -217,6 +217,7 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
         tokens = output.last_hidden_state
         if tokens.ndim == 4:
             return {**named, "mean": tokens.mean(dim=(2, 3)), PATCHES: tokens.flatten(2).transpose(1, 2)}
+        tokens = _without_detections(tokens, model.config)
         prefix = tokens.shape[1] - prod(
             _grid(model.config, images)
         )  # negative where patches were merged: then nothing leads them
@@ -254,9 +255,15 @@ def _hf_blocks(model: Any, run: Callable[..., Any]) -> Blocks:
         grid = _grid(model.config, images)
         if found[0].ndim == 3 and found[0].shape[1] < prod(grid):
             raise UsageError(f"{type(model).__name__} merges patches and does not say where its tokens lie")
+        found = [each if each.ndim == 4 else _without_detections(each, model.config) for each in found]
         return [each if each.ndim == 4 else each[:, -prod(grid) :].mT.unflatten(2, grid) for each in found]
 
     return Blocks(depth=depth, maps=maps)
+
+
+def _without_detections(tokens: Tensor, config: Any) -> Tensor:
+    """The tokens without those of YOLOS that find objects, which lie behind the patches."""
+    return tokens[:, : tokens.shape[1] - getattr(config, "num_detection_tokens", 0)]
 
 
 def _of_sequence(tokens: Tensor, prefix: int, *, has_cls: bool) -> dict[str, Tensor]:
