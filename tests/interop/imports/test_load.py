@@ -81,6 +81,20 @@ def test_an_encoder_alone_comes_in_bit_by_bit(size: str, tmp_path: Path) -> None
     assert "no decoder" in report.line() and "same outputs as timm's plain vision transformer" in report.line()
 
 
+def test_a_decoder_that_lost_its_first_layer_is_not_left_behind_without_a_word(tmp_path: Path) -> None:
+    tensors = official(tiny_model())
+    cut = {name: tensor for name, tensor in tensors.items() if not name.startswith("decoder_embed.")}
+    with pytest.raises(MAEError, match=r"tensors that no such model has \('decoder_blocks\.0\."):
+        load(saved(tmp_path / "w.pth", cut))
+
+
+def test_a_mask_token_beside_an_encoder_is_named_as_left_behind(tmp_path: Path) -> None:
+    model = tiny_model()
+    alone = official(PretrainedEncoder(encoder=model.encoder, config=model.config))
+    _, report = load(saved(tmp_path / "w.pth", alone | {"mask_token": torch.zeros(1, 24)}))  # as DINOv2's code saves it
+    assert report.ignored == ("mask_token",)
+
+
 WRAPPERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "module.": lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()},
     "compiled": lambda tensors: {"model": {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}},

@@ -32,8 +32,8 @@ _DECODER = (
     ("mask_token", "decoder.mask_token"),
 )
 _NUM_NAMED = 3
-_HEADS = ("head.", "fc_norm.", "pooler.", "embeddings.mask_token")
-"""Modules on top of an encoder, which are ignored."""
+_HEADS = ("head.", "fc_norm.", "pooler.", "embeddings.mask_token", "mask_token")
+"""Modules on top of an encoder, and mask tokens of encoders that whole images do not need, which are ignored."""
 
 _CLASSIFIER = (("fc_norm.", "fc_norm."), ("head.", "head."))
 
@@ -150,8 +150,8 @@ def convert(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], metada
     if metadata.qkv_bias is False:
         _add_zero_biases(weights)
     ignored = tuple(name for name in encoder if name.startswith(_HEADS) and name not in weights)
-    unknown = {*encoder, *decoder} - {*ignored, *weights, "pos_embed", "decoder_pos_embed"}
-    unknown = {name for name in unknown if not name.startswith(tuple(theirs for theirs, _ in (*_ENCODER, *_DECODER)))}
+    known = {*ignored, *weights, "pos_embed", "decoder_pos_embed"}
+    unknown = {*_beside(encoder, _ENCODER), *_beside(decoder, _DECODER)} - known
     return Converted(
         config=config,
         weights={name: tensor.float().contiguous() for name, tensor in weights.items()},
@@ -289,6 +289,11 @@ def _under(tensors: Mapping[str, Tensor], names: Sequence[tuple[str, str]]) -> d
         for theirs, ours in names
         if name.startswith(theirs)
     }
+
+
+def _beside(tensors: Mapping[str, Tensor], names: Sequence[tuple[str, str]]) -> list[str]:
+    """The names of the others."""
+    return [name for name in tensors if not name.startswith(tuple(theirs for theirs, _ in names))]
 
 
 def _add_zero_biases(weights: dict[str, Tensor]) -> None:
