@@ -121,6 +121,26 @@ def test_exif_orientation_is_applied(orientation, file_format):
     assert np.array_equal(checked(data), np.array(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
 
 
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
+@pytest.mark.parametrize(("dtype", "bands"), [(np.uint8, 1), (np.uint8, 3), (np.uint16, 1), (np.float32, 1)])
+def test_omitted_tiles_of_a_tiff_are_zeros(compression: str | None, dtype: type, bands: int):
+    tile = np.random.default_rng(0).integers(1, 200, (16, 16, bands)).astype(dtype)
+    kind = "rgb" if bands == 3 else "minisblack"
+    options = {"photometric": kind, "planarconfig": "contig"} if bands > 1 else {"photometric": kind}
+    shape = (16, 32, 3) if bands == 3 else (16, 32)
+    tiles = iter([tile if bands > 1 else tile[..., 0], None])
+    data = tiff(tiles, shape=shape, dtype=dtype, tile=(16, 16), compression=compression, **options)
+    assert np.array_equal(checked(data), np.concatenate([tile, np.zeros_like(tile)], axis=1))
+
+
+def test_grey_of_four_bits_is_scaled_with_omitted_strips_too():
+    tags = [
+        (256, 4, [2]), (257, 4, [2]), (258, 3, [4]), (259, 3, [1]), (262, 3, [1]), (273, 4, [forge.HEADER + 12 * 9, 0]),
+        (277, 3, [1]), (278, 4, [1]), (279, 4, [1, 0]),
+    ]  # fmt: skip
+    assert checked(forge.tiff(tags, b"\x1f")).tolist() == [[[17], [255]], [[0], [0]]]
+
+
 def test_orientation_of_sixteen_bit_colour_tiff():
     pixels = noise(6, 9).astype(np.uint16) * 256
     found = checked(tiff(pixels, photometric="rgb", extratags=[(274, 3, 1, 6, True)]))

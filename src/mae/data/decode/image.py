@@ -241,8 +241,6 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
 
 _PNG_BITS = 24
 """Where a PNG says how many bits a sample has."""
-_SCALED_BY = {2: 85, 4: 17}
-"""What Pillow multiplies grey samples of fewer than 8 bits by."""
 
 
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
@@ -300,7 +298,7 @@ def _stored(data: bytes, name: str, *, bits: int) -> np.ndarray:
         grey = image.mode in ("LA", "La", "PA")  # of whose bands the first is the number
         pixels = np.array(image if numbers else image.getchannel(0) if grey else image.convert("RGB"))
         pixels = upright(pixels.reshape(*pixels.shape[:2], -1), _orientation(image))
-        scaled = _SCALED_BY.get(bits, 1) if image.mode == "L" else 1
+        scaled = tiff.SCALED_BY.get(bits, 1) if image.mode == "L" else 1
     return pixels.astype(np.uint8) if pixels.dtype.kind == "b" else pixels // scaled
 
 

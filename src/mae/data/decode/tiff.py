@@ -30,6 +30,8 @@ _DEFLATE = (8, 32946)
 _OLD_JPEG = 6
 _LZW, _UNCOMPRESSED = 5, 1
 _LOSSLESS = (2, 3, 4, 32773, 34925, 50000)  # CCITT's, PackBits, LZMA, Zstandard: all that Pillow reads beside those
+SCALED_BY = {2: 85, 4: 17}
+"""What Pillow multiplies grey samples of fewer than 8 bits by."""
 _MAX_SEGMENTS = 1 << 20  # strips or tiles: each costs some microseconds
 _GDAL_METADATA, _GDAL_NODATA = 42112, 42113
 _SILENT = logging.NullHandler()  # keeps warnings about odd tags, one an image, off the terminal
@@ -86,7 +88,7 @@ def info(page: "TiffPage", *, name: str, bands: int | None = None) -> ImageInfo:
 def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
     """Whether Pillow decodes this page without loss; it drops bits and bands of many others."""
     samples, bits, kind = page.samplesperpixel, page.bitspersample, _kind(page)
-    if samples > 1 and page.planarconfig != _CONTIGUOUS:
+    if (samples > 1 and page.planarconfig != _CONTIGUOUS) or 0 in page.databytecounts:  # it knows no omitted strips
         return False
     if samples == 1:
         plain = bits <= 8 and kind in "bu"
@@ -137,6 +139,8 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored:
     pixels = pixels.reshape(page.imagelength, page.imagewidth, -1)
     if pixels.dtype == bool:
         pixels = pixels.astype(np.uint8) * 255
+    if page.samplesperpixel == 1 and page.bitspersample in SCALED_BY and not stored:
+        pixels = pixels * np.uint8(SCALED_BY[page.bitspersample])
     if is_inverted(page) and pixels.dtype.kind == "u" and not stored:
         pixels = np.iinfo(pixels.dtype).max - pixels
     if _has_alpha(page, bands):
