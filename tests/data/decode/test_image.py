@@ -141,6 +141,16 @@ def test_grey_of_four_bits_is_scaled_with_omitted_strips_too():
     assert checked(forge.tiff(tags, b"\x1f")).tolist() == [[[17], [255]], [[0], [0]]]
 
 
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_big_tiffs_are_read_in_either_byte_order(byteorder: str, compression: str | None, dtype: type):
+    pixels = noise(21, 35)[..., 0].astype(dtype)
+    options = {"photometric": "minisblack", "bigtiff": True}
+    found = checked(tiff(pixels, byteorder=byteorder, compression=compression, **options))
+    assert found.dtype == dtype and np.array_equal(found[..., 0], pixels)
+
+
 def test_orientation_of_sixteen_bit_colour_tiff():
     pixels = noise(6, 9).astype(np.uint16) * 256
     found = checked(tiff(pixels, photometric="rgb", extratags=[(274, 3, 1, 6, True)]))

@@ -90,6 +90,8 @@ def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
     samples, bits, kind = page.samplesperpixel, page.bitspersample, _kind(page)
     if (samples > 1 and page.planarconfig != _CONTIGUOUS) or 0 in page.databytecounts:  # it knows no omitted strips
         return False
+    if page.parent.is_bigtiff and page.parent.byteorder == ">":  # Pillow finds no tags in these
+        return False
     if samples == 1:
         plain = bits <= 8 and kind in "bu"
         if (bits, kind) == (32, "f"):  # of compressed big-endian ones Pillow swaps the bytes twice
