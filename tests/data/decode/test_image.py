@@ -151,6 +151,17 @@ def test_big_tiffs_are_read_in_either_byte_order(byteorder: str, compression: st
     assert found.dtype == dtype and np.array_equal(found[..., 0], pixels)
 
 
+@pytest.mark.parametrize("compression", [None, "packbits", "zlib"])
+@pytest.mark.parametrize("bands", [1, 3])
+def test_premultiplied_alpha_is_composited_over_white(bands: int, compression: str | None):
+    alpha = noise(9, 14)[..., :1]
+    colour = (noise(9, 14, seed=1)[..., :bands] * (alpha / 255)).astype(np.uint8)
+    kind = "rgb" if bands == 3 else "minisblack"
+    options = {"photometric": kind, "planarconfig": "contig", "extrasamples": [1], "compression": compression}
+    data = tiff(np.concatenate([colour, alpha], axis=2), **options)
+    assert np.abs(checked(data) - (colour + 255.0 - alpha)).max() <= 1
+
+
 def test_orientation_of_sixteen_bit_colour_tiff():
     pixels = noise(6, 9).astype(np.uint16) * 256
     found = checked(tiff(pixels, photometric="rgb", extratags=[(274, 3, 1, 6, True)]))

@@ -437,7 +437,7 @@ def _converted(image: Image.Image, *, keep_alpha: bool) -> np.ndarray:
     elif image.has_transparency_data and keep_alpha:
         pixels = np.array(image.convert("LA" if mode in _GREY else "RGBA"))
     elif image.has_transparency_data:
-        colour = image.convert("RGBA")
+        colour = (image.convert("LA") if mode == "La" else image).convert("RGBA")  # Pillow has no way from La
         shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colour).convert("RGB")
         pixels = np.array(shown.getchannel(0) if mode in _GREY else shown)
     elif mode in ("1", "L"):
