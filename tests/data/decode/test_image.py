@@ -162,6 +162,13 @@ def test_premultiplied_alpha_is_composited_over_white(bands: int, compression: s
     assert np.abs(checked(data) - (colour + 255.0 - alpha)).max() <= 1
 
 
+@pytest.mark.parametrize("bits", [10, 12, 16])
+def test_white_as_zero_is_turned_round_within_the_bits_that_a_file_has(bits: int):
+    pixels = np.array([[0, 1, 500, (1 << bits) - 1]], dtype=np.uint16)
+    data = tiff(pixels, bitspersample=bits, photometric="miniswhite")
+    assert np.array_equal(checked(data)[..., 0], (1 << bits) - 1 - pixels)
+
+
 def test_orientation_of_sixteen_bit_colour_tiff():
     pixels = noise(6, 9).astype(np.uint16) * 256
     found = checked(tiff(pixels, photometric="rgb", extratags=[(274, 3, 1, 6, True)]))

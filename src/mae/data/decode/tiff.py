@@ -144,7 +144,8 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored:
     if page.samplesperpixel == 1 and page.bitspersample in SCALED_BY and not stored:
         pixels = pixels * np.uint8(SCALED_BY[page.bitspersample])
     if is_inverted(page) and pixels.dtype.kind == "u" and not stored:
-        pixels = np.iinfo(pixels.dtype).max - pixels
+        white = np.iinfo(pixels.dtype).max if page.bitspersample <= 8 else (1 << page.bitspersample) - 1
+        pixels = pixels.dtype.type(white) - pixels
     if _has_alpha(page, bands):
         premultiplied = int(page.extrasamples[0]) == _PREMULTIPLIED
         pixels = pixels[..., :-1] if stored else _over_white(pixels, premultiplied=premultiplied)
