@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 from mae.data.decode import npy
 from mae.data.decode.image import conform, decode, probe
+from mae.data.decode.image import orientation as orientation_of
 from mae.data.decode.limits import UnreadableImage
 
 UINT8, UINT16, FLOAT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32)
@@ -167,6 +168,16 @@ def test_white_as_zero_is_turned_round_within_the_bits_that_a_file_has(bits: int
     pixels = np.array([[0, 1, 500, (1 << bits) - 1]], dtype=np.uint16)
     data = tiff(pixels, bitspersample=bits, photometric="miniswhite")
     assert np.array_equal(checked(data)[..., 0], (1 << bits) - 1 - pixels)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_behind_the_pixels_of_a_png_counts(orientation: int):
+    exif = Image.Exif()
+    exif[274] = orientation
+    data, whole = png(), encoded(Image.fromarray(noise(12, 10)), exif=exif)
+    behind = data[:-12] + forge.chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + data[-12:]
+    assert np.array_equal(checked(behind), checked(whole))
+    assert orientation_of(behind, name="x") == orientation
 
 
 def test_orientation_of_sixteen_bit_colour_tiff():

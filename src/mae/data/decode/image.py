@@ -128,7 +128,7 @@ def pixels_of(image: Image.Image, *, bands: int | None = None) -> np.ndarray:
     """The pixels of an image that Pillow has opened, as `decode` gives those of its file."""
     image.load()
     keep_alpha = _keeps_alpha(image, bands)
-    # After loading: a PNG may carry its EXIF behind its pixels, and Pillow turns a TIFF upright itself.
+    # After loading: a PNG of Pillow's may carry its EXIF behind its pixels, and a TIFF is turned upright by then.
     return np.ascontiguousarray(upright(_pixels(image, keep_alpha=keep_alpha), _orientation(image)))
 
 
@@ -343,8 +343,21 @@ def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:
         width, height = _webp_canvas(data[:30], name)
         check_size(ImageInfo(height=height, width=width, channels=4, dtype=_UINT8), name=name)
     image = _OPENERS[kind](io.BytesIO(data))
+    if kind == "PNG" and "exif" not in image.info and (exif := _exif_behind(data)):
+        image.info["exif"] = exif  # before anything asks for it: Pillow would remember that there was none
     check_size(_info(image, bands), name=name)
     return image
+
+
+def _exif_behind(data: bytes) -> bytes | None:
+    """The EXIF data of a PNG that may stand behind its pixels, where Pillow finds them only once these are decoded."""
+    at = 8 if b"eXIf" in data else len(data)
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] == b"eXIf":
+            return b"Exif\0\0" + data[at + 8 : at + 8 + length]
+        at += 12 + length  # its length, kind and checksum take 4 bytes each
+    return None
 
 
 def _check_work(image: ImageFile, data: bytes, *, name: str) -> None:
@@ -409,7 +422,7 @@ def _orientation_of(data: bytes, name: str) -> int:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        # The base class reads what is loaded; PNG's own method would decode the pixels to look behind them.
+        # The base class reads what is known; PNG's own method would decode the pixels to look behind them.
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
     except Exception:
         return 1  # EXIF is often broken in otherwise sound photographs
