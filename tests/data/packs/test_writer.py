@@ -25,6 +25,7 @@ from mae.data.decode.limits import UnreadableImage
 from mae.data.packs import workers as pack_workers
 from mae.data.packs import writer as packing
 from mae.data.packs.encodings import Kept, Original, Raw, ShortSide
+from mae.data.packs.inputs import open_input
 from mae.data.packs.shard import Job
 from mae.data.sources.open import open_labelled, open_source, open_whole
 from mae.errors import MAEError, UsageError
@@ -300,6 +301,14 @@ def test_a_name_that_is_taken_gets_the_next_number(tree, tmp_path):
     root = tree({"1.jpg": jpeg(), "1.png": png(), "1_2.jpg": jpeg(seed=2)})
     packed(tmp_path / "pack", root, form=Kept())
     assert sorted(opened(tmp_path / "pack").names) == ["1.jpg", "1_2.png", "1_2_2.jpg"]
+
+
+def test_many_images_of_one_name_are_named_in_no_time(tree, tmp_path):
+    (tree({"1.jpg": jpeg()}).parent / "list.txt").write_text("tree/1.jpg\n" * 15_000)
+    began = time.process_time()
+    keys = open_input(str(tmp_path / "list.txt"), data_root=tmp_path).keys
+    assert time.process_time() - began < 5.0
+    assert [keys[0], keys[1], keys[14_999]] == ["tree/1", "tree/1_2", "tree/1_15000"]
 
 
 def test_the_one_folder_of_a_zip_is_looked_through(tmp_path):

@@ -199,11 +199,14 @@ def _printable(character: str) -> str:
 def _unique(keys: Iterable[str]) -> Iterator[str]:
     """Makes keys unique: repeated ones get `_2`, `_3` and so on."""
     seen: set[str] = set()
+    numbers: dict[str, int] = {}  # of repeated ones: the last that was given, or each would be counted up to from 1
     for key in keys:
-        number, each = 1, key
+        number, each = numbers.get(key, 1), key
         while each in seen:
             number += 1
             each = f"{key}_{number}"
+        if each != key:
+            numbers[key] = number
         seen.add(each)
         yield each
 
