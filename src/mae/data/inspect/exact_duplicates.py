@@ -1,6 +1,5 @@
 """Finding the same image in two sets, or nearly the same, whatever its file is called or packed in."""
 
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -63,8 +62,8 @@ def contents_of(images: ImageSet, numbers: Int64[Tensor, " n"]) -> Contents:
 
 
 def same_content(first: Int64[Tensor, " n"], second: Int64[Tensor, " m"]) -> list[tuple[int, int]]:
-    """Positions in `first` and `second` of all pairs of equal digests, in the order of `second`."""
-    places = defaultdict(list)
+    """Positions in `first` and `second` of equal digests: each of `second` once, behind the first that equals it."""
+    places: dict[int, int] = {}
     for place, digest in enumerate(first.tolist()):
-        places[digest].append(place)
-    return [(there, here) for here, digest in enumerate(second.tolist()) for there in places.get(digest, ())]
+        places.setdefault(digest, place)
+    return [(places[digest], here) for here, digest in enumerate(second.tolist()) if digest in places]

@@ -23,7 +23,7 @@ def overlap_message(data: LabelledData | SegmentationData | DetectionData, pairs
 
     Args:
         data: the set.
-        pairs: numbers of a training image and the test image with the same pixels.
+        pairs: numbers of a training image and the test image with the same pixels, of each test image once.
     """
     shown = "; ".join(
         f"{data.train.source.item_name(first)} and {data.test.source.item_name(second)}"

@@ -109,7 +109,7 @@ class _TwoPartTask(_Task):
         return other
 
     def overlap(self) -> list[tuple[int, int]]:
-        """Numbers of the training and the test image of each pair with the same pixels."""
+        """Numbers of each test image with the pixels of a training image, behind that of the first such one."""
         reading = self.extractor.preprocessing.reading
         (train, of_train), (test, of_test) = (
             self._store.digests(self._opened[part], reading) for part in ("train", "test")
