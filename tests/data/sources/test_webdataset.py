@@ -405,6 +405,14 @@ def test_what_stands_behind_the_end_is_told(tmp_path, more):
     assert source.note == "1 tar, 2 files; 1 tar with bytes behind its end, which are not read"
 
 
+def test_images_in_formats_that_are_not_read_are_told_of_tars_too(tmp_path):
+    for name, others in (("1", ["b.HEIC", "c.json", ".d.gif"]), ("2", ["b.heic", "c.gif", "c"])):
+        written(tmp_path / f"{name}.tar", [(f"{name}.png", png()), *((other, b"x") for other in others)])
+    for _ in range(2):  # from the tars, then from their kept indexes
+        source = open_source(str(tmp_path), data_root=tmp_path)
+        assert source.note == "2 tars, 2 files; not read: 2 .heic, 1 .gif"
+
+
 def test_the_last_file_of_a_name_counts(tmp_path):
     path = written(tmp_path / "x.tar", [("a.png", png()), ("b.png", png()), ("./a.png", png(20, 20))])
     source = open_source(str(path), data_root=tmp_path)

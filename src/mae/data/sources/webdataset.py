@@ -24,7 +24,7 @@ import numpy as np
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, digest_of_parts, fingerprint_of
 from mae.data.remote.cache import user_cache
-from mae.data.sources.folder import check_any, count_of, is_image, is_visible, plain_path, walk
+from mae.data.sources.folder import check_any, count_of, is_image, is_visible, plain_path, unread_note, walk
 from mae.data.sources.source import TEST, TRAIN, Source
 from mae.data.sources.tar_index import MORE_BEHIND, NO_END, Member, members
 from mae.errors import UsageError
@@ -221,8 +221,9 @@ def open_tars(paths: Sequence[Path], *, name: str) -> TarSource:
     skipped: Counter[str] = sum((index.skipped for index in indexes), Counter())
     no_images = {what: skipped.pop(what) for what in [*skipped] if what[:1] in ("", ".")}
     faults = {what: skipped.pop(what) for what in (MORE_BEHIND, NO_END) if what in skipped}
+    others = [f"a{extension}" for extension in Counter(no_images).elements()]
     if not any(index.names for index in indexes):
-        check_any([], (f"a{extension}" for extension in Counter(no_images).elements()), name=name)
+        check_any([], others, name=name)
     root = Path(os.path.commonpath([path.absolute().parent for path in paths]))
     above = [_above(path, root) for path in paths]
     left_out = visible(", ".join(f"{count:,} {what}" for what, count in sorted(skipped.items())))
@@ -231,7 +232,7 @@ def open_tars(paths: Sequence[Path], *, name: str) -> TarSource:
     total = sum(len(index.names) for index in indexes)
     return TarSource(
         name=name,
-        note=f"{count_of(len(paths), 'tar')}, {count_of(total, 'file')}{skipped_note}",
+        note=f"{count_of(len(paths), 'tar')}, {count_of(total, 'file')}{skipped_note}{unread_note(others)}",
         tars=tuple(map(str, paths)),
         marks=np.array([index.mark for index in indexes], dtype=np.int64),
         names=Names(part + each for part, index in zip(above, indexes, strict=True) for each in index.names),
