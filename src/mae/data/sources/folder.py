@@ -80,12 +80,14 @@ def open_folder(root: Path, *, name: str) -> FileSource:
     Raises:
         UsageError: no images.
     """
-    again: list[str] = []
-    found = sorted(walk(root, again=again))
+    again, lost = list[str](), list[str]()
+    found = sorted(walk(root, again=again, lost=lost))
     images = [file for file in found if is_image(file[0])]
     check_any(images, [file[0] for file in found], name=name)
     source = _file_source(images, name=name, kind="folder", root=root)
     linked = f"; {count_of(len(again), 'link')} to folders listed once already skipped: {again[0]}" if again else ""
+    gone = sorted(filter(is_image, lost))
+    linked += f"; {count_of(len(gone), 'link')} to nothing skipped: {gone[0]}" if gone else ""
     return replace(source, note=source.note + unread_note(file[0] for file in found) + visible(linked))
 
 
@@ -156,12 +158,15 @@ def _channels_of(root: Path) -> tuple[str, ...] | None:
     return names
 
 
-def walk(root: Path, *, again: list[str] | None = None) -> Iterator[tuple[str, int, int]]:
+def walk(
+    root: Path, *, again: list[str] | None = None, lost: list[str] | None = None
+) -> Iterator[tuple[str, int, int]]:
     """Path, size in bytes and modification time in nanoseconds of each file.
 
     Args:
         root: the folder.
         again: gets the links to folders that are listed elsewhere, or lead back up, which are skipped.
+        lost: gets the links to nothing, which are skipped.
     """
     seen, open_folders = {_identity(root)}, [("", _entries(root))]
     while open_folders:  # no recursion: folders may be nested deeper than Python calls
@@ -173,9 +178,11 @@ def walk(root: Path, *, again: list[str] | None = None) -> Iterator[tuple[str, i
         try:
             status = entry.stat()
         except OSError as error:
-            if error.errno in (ENOENT, ENOTDIR, ELOOP):  # a link to nothing, or to itself
-                continue
-            raise
+            if error.errno not in (ENOENT, ENOTDIR, ELOOP):  # a link to nothing, or to itself
+                raise
+            if lost is not None:
+                lost.append(path)
+            continue
         if S_ISDIR(status.st_mode):
             identity = _identity(Path(entry.path))
             if identity not in seen:
