@@ -44,6 +44,14 @@ def test_images_in_formats_that_are_not_read_are_told(tree, tmp_path):
     assert open_source(str(place), data_root=root).note == "zip, 1 file; not read: 2 .heic, 1 .gif"
 
 
+def test_archives_beside_images_are_told(tree, tmp_path):
+    files = {name: png() for name in ["a.png", "x.tar", "deep/y.TAR", "z.zip", "masks.tar.gz"]}
+    root = tree(files)
+    assert open_source(str(root), data_root=root).note == "folder, 1 file; not read: 2 .tar, 1 .gz, 1 .zip"
+    place = archive(tmp_path / "all.zip", files)
+    assert open_source(str(place), data_root=root).note == "zip, 1 file; not read: 2 .tar, 1 .gz, 1 .zip"
+
+
 def test_loops_of_links_end(tree):
     root = tree({"a/1.png": png(), "b/2.png": png()})
     (root / "a" / "up").symlink_to(root)

@@ -346,7 +346,7 @@ def test_a_folder_of_images_is_one_whatever_tars_lie_in_it(tmp_path):
     written(tmp_path / "set" / "originals.tar", [("a.png", png())])
     (tmp_path / "set" / "train").mkdir()
     (tmp_path / "set" / "train" / "1.png").write_bytes(png())
-    assert open_source(str(tmp_path / "set"), data_root=tmp_path).note == "folder, 1 file"
+    assert open_source(str(tmp_path / "set"), data_root=tmp_path).note == "folder, 1 file; not read: 1 .tar"
 
 
 def claiming(length: int, name: str = "a.png", kind: bytes = tarfile.REGTYPE) -> bytes:

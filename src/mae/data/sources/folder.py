@@ -20,6 +20,8 @@ from mae.errors import UsageError
 from mae.text import visible
 
 _MAX_LINE = 1 << 16
+_ARCHIVES = (".tar", ".zip", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+"""What names of files end in that may hold images, and are not looked into where images lie beside them."""
 _SYSTEMS_OWN = frozenset(
     {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 )  # of macOS, Synology's drives, Windows and Linux
@@ -243,9 +245,9 @@ def check_any(images: Collection[object], paths: Iterable[str], *, name: str) ->
 
 
 def unread_note(paths: Iterable[str]) -> str:
-    """What to add to a source's note about images whose format is not read; empty where there are none."""
+    """What to add to a source's note about images in formats that are not read, and archives; empty without any."""
     extensions = (os.path.splitext(path)[1].lower() for path in paths)
-    found = Counter(extension for extension in extensions if extension in UNREAD_EXTENSIONS)
+    found = Counter(extension for extension in extensions if extension in (*UNREAD_EXTENSIONS, *_ARCHIVES))
     return f"; not read: {', '.join(f'{count:,} {each}' for each, count in found.most_common())}" if found else ""
 
 
