@@ -95,7 +95,30 @@ def test_above_a_thousand_classes_a_rare_confusion_is_still_a_pixel(tmp_path):
     matrix = torch.zeros(2000, 2000, dtype=torch.long)
     matrix[:, 0] = 1
     matrix[7, :2], matrix[7, 1999] = 0, 1
-    assert (confusion._paint(matrix, 1)[3, -1] < 0.1).all()
+    assert (confusion._paint(matrix.to_sparse().coalesce(), 1)[3, -1] < 0.1).all()
+
+
+@pytest.mark.parametrize("classes", [7, 1000, 1001, 1999, 2300])
+def test_a_pixel_shows_the_largest_share_of_the_cells_that_it_covers(classes):
+    generator = torch.Generator().manual_seed(classes)
+    rows, columns = torch.randint(0, classes, (2, 3 * classes), generator=generator)
+    matrix = torch.zeros(classes, classes, dtype=torch.long)
+    matrix.view(-1).scatter_add_(0, rows * classes + columns, torch.ones_like(rows))
+    total = matrix.sum(dim=1, keepdim=True)
+    shares = torch.where(total > 0, matrix / total.clamp(min=1), -1.0)
+    largest = torch.nn.functional.adaptive_max_pool2d(shares[None], (min(classes, 1000),) * 2)[0]
+    empty = torch.tensor(confusion._NO_SAMPLE)
+    expected = torch.where((largest < 0)[..., None], empty, confusion._colour(largest.clamp(min=0)))
+    assert torch.equal(confusion._paint(matrix.to_sparse().coalesce(), 1), expected)
+
+
+def test_classes_without_end_take_the_memory_of_their_samples(drawn, tmp_path):
+    classes = 300_000  # whose whole matrix would have 720 GB
+    pairs, counts = torch.tensor([[0, 7, 299_999], [0, 299_999, 7]]), torch.tensor([5, 2, 3])
+    matrix = torch.sparse_coo_tensor(pairs, counts, (classes, classes), check_invariants=True)
+    draw_confusion(matrix, class_names=[f"c{number}" for number in range(classes)], title="t", path=tmp_path / "c.png")
+    listed = [text for text in texts(drawn[0]) if "→ c" in text]
+    assert listed == ["c299999 → c7", "c7 → c299999"] and "5 of 10 correct, 50.0%" in texts(drawn[0])
 
 
 @pytest.mark.parametrize("classes", [10, 30, 70])

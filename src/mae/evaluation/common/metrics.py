@@ -26,6 +26,14 @@ def confusion_matrix(
     return torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
+def sparse_confusion(
+    predicted: Int64[Tensor, " m"], labels: Int64[Tensor, " m"], num_classes: int
+) -> Int64[Tensor, "K K"]:
+    """`confusion_matrix` as a sparse tensor, which takes no more memory than the samples do."""
+    pairs, counts = torch.stack([labels, predicted]).unique(dim=1, return_counts=True)
+    return torch.sparse_coo_tensor(pairs, counts, (num_classes, num_classes), check_invariants=True).coalesce()
+
+
 def majority_share(train_labels: Int64[Tensor, " n"], test_labels: Int64[Tensor, " m"], num_classes: int) -> float:
     """The accuracy, in [0, 1], of always saying the class commonest in training; of equal ones the lowest.
 

@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.data.dataset.images import ImageSet
-from mae.evaluation.common.metrics import confusion_matrix
+from mae.evaluation.common.metrics import sparse_confusion
 from mae.evaluation.pictures.examples import write_examples
 
 _PAIRS, _EACH = 4, 5
@@ -51,8 +51,10 @@ def commonest_confusions(
     labels: Int64[Tensor, " m"], predicted: Int64[Tensor, " m"], *, num_classes: int
 ) -> list[tuple[int, int, int]]:
     """True class, predicted class and how often, of the commonest confusions; of equally common ones the first."""
-    wrong = confusion_matrix(predicted, labels, num_classes=num_classes)
-    wrong.fill_diagonal_(0)
-    order = wrong.flatten().argsort(descending=True, stable=True)[:_PAIRS].tolist()
-    pairs = [divmod(cell, num_classes) for cell in order]
-    return [(true, given, int(wrong[true, given])) for true, given in pairs if wrong[true, given]]
+    matrix = sparse_confusion(predicted, labels, num_classes)
+    pairs, counts = matrix.indices(), matrix.values()
+    wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
+    order = wrong[counts[wrong].argsort(descending=True, stable=True)][:_PAIRS]
+    return [
+        (true, given, int(counts[row])) for row, (true, given) in zip(order, pairs[:, order].T.tolist(), strict=True)
+    ]

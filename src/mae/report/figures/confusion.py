@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn.functional import adaptive_max_pool2d
 
 from mae.errors import UsageError
 from mae.report.figures.canvas import (
@@ -72,19 +71,19 @@ def confusion_figure(matrix: Int64[Tensor, "K K"], *, class_names: Sequence[str]
     a pixel shows the largest share of the cells it covers.
 
     Args:
-        matrix: counts, `>= 0`, at least one positive.
+        matrix: counts, `>= 0`, at least one positive; may be sparse, since that of 20,000 classes has 3 GB of zeros.
         class_names: in the order of the matrix; long ones lose their middle.
         title: printed above.
 
     Raises:
         UsageError: no sample, a negative count, or a wrong number of class names.
     """
-    matrix, num_classes = matrix.cpu(), len(matrix)
+    matrix, num_classes = matrix.cpu().to_sparse().coalesce(), len(matrix)
     if len(class_names) != num_classes:
         raise UsageError(
             f"{len(class_names)} class names for a matrix of {num_classes} classes; expected one name per class"
         )
-    if matrix.sum() == 0 or matrix.min() < 0:
+    if not matrix.values().any() or matrix.values().min() < 0:
         raise UsageError(
             "the confusion matrix has no sample or a negative count; expected counts, at least one above 0"
         )
@@ -116,23 +115,31 @@ def _cell_side(matrix: Int64[Tensor, "K K"]) -> int:
     """Side of a cell in pixels: large enough for the largest count or a name, small enough for many classes."""
     side = _SIDE // len(matrix)
     if len(matrix) <= _MOST_NUMBERS:
-        number = ceil(text_width(f"{int(matrix.max()):,}", _NAME_SIZE)) + _GAP
+        number = ceil(text_width(f"{int(matrix.values().max()):,}", _NAME_SIZE)) + _GAP
         return max(number, min(side, _MAX_CELL))
     return max(side, _NAMED_CELL if len(matrix) <= _MOST_NAMES else 1)
 
 
-def _shares(matrix: Int64[Tensor, "K K"]) -> Float[Tensor, "K K"]:
-    """Share of each row; -1 in rows without samples."""
-    total = matrix.sum(dim=1, keepdim=True)
-    return torch.where(total > 0, matrix / total.clamp(min=1), -1.0)
+def _shares(matrix: Int64[Tensor, "K K"]) -> Float[Tensor, " cells"]:
+    """Share of the row of each cell that is not empty."""
+    counts, rows = matrix.values(), matrix.indices()[0]
+    return counts / torch.zeros(len(matrix), dtype=torch.int64).index_add_(0, rows, counts)[rows]
 
 
 def _paint(matrix: Int64[Tensor, "K K"], cell: int) -> Float[Tensor, "side side 3"]:
-    shares = _shares(matrix)
-    if len(shares) > _MAX_SIDE:
-        shares = adaptive_max_pool2d(shares[None], (_MAX_SIDE, _MAX_SIDE))[0]
+    side = min(len(matrix), _MAX_SIDE)
+    rows, columns = (_covering(numbers, len(matrix), side) for numbers in matrix.indices())
+    shares = torch.full((side, side), -1.0)  # of rows without samples
+    shares[rows.flatten()] = 0.0
+    places = (rows[:, :, None] * side + columns[:, None]).flatten(1)  # [cells, 4]
+    shares.view(-1).scatter_reduce_(0, places.T.flatten(), _shares(matrix).repeat(4), "amax")
     colours = torch.where((shares < 0)[..., None], torch.tensor(_NO_SAMPLE), _colour(shares.clamp(min=0)))
     return colours.repeat_interleave(cell, dim=0).repeat_interleave(cell, dim=1)
+
+
+def _covering(numbers: Int64[Tensor, " cells"], count: int, side: int) -> Int64[Tensor, "cells 2"]:
+    """The first and the last of `side` pixels that show each of `count` rows; at most two, which overlap."""
+    return torch.stack([numbers * side // count, ((numbers + 1) * side - 1) // count], dim=1)
 
 
 def _colour(shares: Float[Tensor, "*S"]) -> Float[Tensor, "*S 3"]:
@@ -162,7 +169,8 @@ def _place(figure: "Figure", layout: _Layout, colours: Float[Tensor, "side side 
 
 
 def _summary(matrix: Int64[Tensor, "K K"]) -> str:
-    right, total = int(matrix.diagonal().sum()), int(matrix.sum())
+    (rows, columns), counts = matrix.indices(), matrix.values()
+    right, total = int(counts[rows == columns].sum()), int(counts.sum())
     return f"{right:,} of {total:,} correct, {right / total:.1%}"
 
 
@@ -182,12 +190,12 @@ def _name_axes(figure: "Figure", layout: _Layout, names: Sequence[str]) -> None:
 
 
 def _print_counts(figure: "Figure", layout: _Layout, matrix: Int64[Tensor, "K K"]) -> None:
-    dark = _shares(matrix).clamp(min=0).sqrt() > _WHITE_ABOVE
     cell = layout.side / len(matrix)
-    for row, column in matrix.nonzero().tolist():
+    cells = zip(matrix.indices().T.tolist(), matrix.values().tolist(), _shares(matrix).sqrt().tolist(), strict=True)
+    for (row, column), count, tone in cells:
         place = (layout.left + (column + 0.5) * cell, layout.top + (row + 0.5) * cell - line_height(_NAME_SIZE) / 2 + 1)
-        colour = "white" if dark[row, column] else INK
-        write_lines(figure, place, [f"{int(matrix[row, column]):,}"], _NAME_SIZE, colour=colour, align="center")
+        colour = "white" if tone > _WHITE_ABOVE else INK
+        write_lines(figure, place, [f"{count:,}"], _NAME_SIZE, colour=colour, align="center")
 
 
 def _list_confusions(
@@ -195,18 +203,16 @@ def _list_confusions(
 ) -> None:
     """List the most common confusions."""
     left, top = layout.left + layout.side + 2 * _GAP, layout.top
-    wrong = matrix - matrix.diagonal().diag()
-    counts, cells = wrong.flatten().topk(_NUM_LISTED)
-    shares = _shares(matrix).flatten()
+    counts, shares, pairs = matrix.values(), _shares(matrix), matrix.indices()
+    wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
+    commonest = wrong[counts[wrong].argsort(descending=True, stable=True)][:_NUM_LISTED]
     write_lines(figure, (left, top), ["Most common confusions: true → predicted"], _TEXT_SIZE, bold=True)
     pitch = line_height(_TEXT_SIZE) + 4
-    for number, (count, cell) in enumerate(zip(counts.tolist(), cells.tolist(), strict=True), start=1):
-        if count == 0:
-            break
-        number_text = f"{count:,} ({shares[cell]:.0%})"
+    for number, cell in enumerate(commonest.tolist(), start=1):
+        number_text = f"{int(counts[cell]):,} ({shares[cell]:.0%})"
         room = (_LIST_WIDTH - text_width(number_text + "  →   ", _TEXT_SIZE)) / 2
         true, predicted = (
-            fit_text(class_names[index], width=room, size=_TEXT_SIZE) for index in divmod(cell, len(matrix))
+            fit_text(class_names[index], width=room, size=_TEXT_SIZE) for index in pairs[:, cell].tolist()
         )
         write_lines(figure, (left, top + number * pitch), [f"{true} → {predicted}"], _TEXT_SIZE)
         right = (left + _LIST_WIDTH, top + number * pitch)
