@@ -116,6 +116,16 @@ def test_raw_pixels_are_the_pixels_and_large_images_their_averages():
     torch.testing.assert_close(raw_pixels(large), large.unflatten(2, (32, 4)).mean(dim=3).flatten(1))
 
 
+@pytest.mark.parametrize(("channels", "side"), [(1, 32), (3, 32), (4, 32), (5, 28), (13, 17), (200, 4), (5000, 1)])
+def test_raw_pixels_of_many_channels_are_as_few_values_as_those_of_four(channels: int, side: int):
+    images = torch.randn(2, channels, 64, 64)
+    expected = torch.nn.functional.adaptive_avg_pool2d(images, (side, side)).flatten(1)
+    assert torch.equal(raw_pixels(images), expected) and (expected.shape[1] <= 4096 or side == 1)
+    wanted = Preprocessing(img_size=(64, 64), in_chans=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
+    pixels = baseline_extractors(Extractor(name="f", encode=raw_pixels, preprocessing=wanted))[-1]
+    assert pixels.identity == f"pixels, sides up to {side}"
+
+
 def test_random_weights_are_fresh_fixed_and_draw_from_no_global_generator(model):
     state = torch.get_rng_state()
     first = random_weights(model)

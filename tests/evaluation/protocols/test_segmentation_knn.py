@@ -18,8 +18,10 @@ import mae
 from mae.cli import main
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.dense_baselines import dense_baselines
+from mae.evaluation.extractors.extractor import Extractor
 from mae.evaluation.protocols.segmentation_knn import SegmentationKnn
 from mae.evaluation.run import evaluate
+from mae.models.preprocess import Preprocessing
 
 QUICK: dict[str, Any] = {"device": "cpu", "quiet": True}
 
@@ -154,3 +156,13 @@ def test_patches_that_are_no_squares_lie_where_they_are(data: Path, tmp_path: Pa
     assert task.grid == (8, 2) and task.patches("test").shape[1] == 16
     pixels = dense_baselines(task.extractor, task.grid)[-1].named(torch.arange(256.0).reshape(1, 1, 16, 16))["patches"]
     assert pixels[0, 1].tolist() == [*range(8, 16), *range(24, 32)]
+
+
+@pytest.mark.parametrize(("channels", "values"), [(3, 192), (16, 1024), (17, 833), (200, 800), (500, 2000)])
+def test_raw_pixels_of_patches_of_many_channels_are_few_values(channels: int, values: int):
+    wanted = Preprocessing(img_size=(32, 32), in_chans=channels, mean=(0.0,) * channels, std=(1.0,) * channels)
+    function = Extractor(name="f", encode=lambda images: {"patches": images}, preprocessing=wanted)
+    (pixels,) = dense_baselines(function, (2, 2))
+    patches = pixels.named(torch.randn(1, channels, 32, 32))["patches"]
+    assert patches.shape == (1, 4, values)
+    assert bool((patches.unflatten(2, (channels, -1)).std(dim=3) > 0).all())  # what contrast is told by

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isqrt
 
 import torch
 from rich.console import Console
@@ -35,6 +36,8 @@ Maps = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
 """Normalised images and numbers of blocks, ascending from 0, to their patch tokens as maps `[B, D, rows, columns]`."""
 
 _MAX_RAW_SIDE = 32
+_MAX_RAW_VALUES = 4 * _MAX_RAW_SIDE**2
+"""Of an image; a probe's covariance of the pixels of 200 channels would take 300 GB at the full side."""
 _RANDOM_SEED = 0
 _FEATURE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
 
@@ -171,7 +174,7 @@ def baseline_extractors(extractor: Extractor) -> list[Extractor]:
         name="raw pixels",
         encode=lambda images: {"pixels": raw_pixels(images)},
         preprocessing=extractor.preprocessing,
-        identity=f"pixels, sides up to {_MAX_RAW_SIDE}",
+        identity=f"pixels, sides up to {_raw_side(extractor.preprocessing.in_chans)}",
     )
     if extractor.model is None:
         return [pixels]
@@ -179,9 +182,16 @@ def baseline_extractors(extractor: Extractor) -> list[Extractor]:
 
 
 def raw_pixels(images: Tensor) -> Tensor:
-    """The pixels `[B, D]`; a side above 32 pixels is averaged down to 32, as in "tiny images"; no data counts as 0."""
-    height, width = (min(side, _MAX_RAW_SIDE) for side in images.shape[2:])
+    """The pixels `[B, D]`; a side above 32 pixels is averaged down to 32, as in "tiny images"; no data counts as 0.
+
+    Of more than four channels sides are shorter, so that there are no more values than four have.
+    """
+    height, width = (min(side, _raw_side(images.shape[1])) for side in images.shape[2:])
     return adaptive_avg_pool2d(images.float().nan_to_num(nan=0.0), (height, width)).flatten(1)
+
+
+def _raw_side(channels: int) -> int:
+    return max(1, min(_MAX_RAW_SIDE, isqrt(_MAX_RAW_VALUES // channels)))
 
 
 def weights_digest(module: nn.Module) -> str:
