@@ -150,7 +150,7 @@ def _classes(
         return [kinds]
     limit = _LONELY_UNLISTED if listed is None else _LONELY
     speckled = [mask for mask in usable if mask.lonely > limit]
-    found = {value for mask in usable if mask not in speckled for value in mask.values.tolist()}
+    found = {value for mask in usable if mask.lonely <= limit for value in mask.values.tolist()}
     try:
         classes = pixel_classes(listed, found, coloured=coloured, ignore=ignore, name=name)
     except UsageError as error:
@@ -162,7 +162,8 @@ def _classes(
         ]
     known = np.array([*classes.values, *classes.ignored])
     smeared = [mask for mask in speckled if listed is None or not np.isin(mask.values, known).all()]
-    clean = [[mask for mask in part if len(mask.values) and mask not in smeared] for part in masks]
+    left_out = set(map(id, smeared))  # of ten thousands, a list would be searched through for each mask
+    clean = [[mask for mask in part if len(mask.values) and id(mask) not in left_out] for part in masks]
     counts = [_counts(part, classes) for part in clean]
     return [
         kinds,
