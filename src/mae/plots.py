@@ -16,7 +16,7 @@ from mae.core.mask_picture import ROLE_COLOURS
 from mae.core.types import Grid, MaskPlan
 from mae.errors import UsageError
 from mae.evaluation.common.logistic import moments, standardise
-from mae.evaluation.common.metrics import sparse_confusion
+from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.patch_colours import ENDS, fit_colours
 from mae.evaluation.pictures.reconstruct import Pictures, notes_of
 from mae.modalities.images.pictures import Reconstruction
@@ -196,7 +196,7 @@ def confusion(true: Sequence[str], predicted: Sequence[str], *, title: str = "Co
     names = sorted({*true, *predicted})
     numbers = {name: number for number, name in enumerate(names)}
     found, labels = (torch.tensor([numbers[name] for name in each]) for each in (predicted, true))
-    return confusion_figure(sparse_confusion(found, labels, len(names)), class_names=names, title=title)
+    return confusion_figure(confusion_matrix(found, labels, len(names)), class_names=names, title=title)
 
 
 def _state(run: Run) -> RunState:

@@ -22,7 +22,7 @@ from mae.errors import UsageError
 from mae.evaluation import protocols
 from mae.evaluation.common import finetuning
 from mae.evaluation.common.dense_finetuning import DenseFinetuning
-from mae.evaluation.common.metrics import sparse_confusion
+from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.common.near_duplicates import accuracy_without_near_copies, count_near_copies, remark, warning
 from mae.evaluation.common.overlap import Overlap, overlap_message, without_images
 from mae.evaluation.common.record import Evaluation, digest_of, hardware, versions, write_csv, write_record
@@ -393,7 +393,7 @@ class Evaluator:
             which = f"{title}: {result.ranked_by}" if result.ranked_by else title
             # Asked here: several processes ask for images and labels together, and only the main one draws.
             images, labels = task.images("test"), task.labels("test")
-            matrix = sparse_confusion(result.ranking[:, 0], labels, task.num_classes)
+            matrix = confusion_matrix(result.ranking[:, 0], labels, task.num_classes)
             drawn["confusion"] = partial(draw_confusion, matrix, class_names=task.class_names, title=which)
             if (result.ranking[:, 0] != labels).any():
                 drawn["confused"] = partial(

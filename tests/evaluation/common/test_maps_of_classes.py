@@ -13,7 +13,7 @@ from mae.data.annotations.pixel_classes import IGNORED
 from mae.errors import UsageError
 from mae.evaluation.common import dense, logistic
 from mae.evaluation.common.dense import (
-    confusions,
+    class_counts,
     dense_scores,
     from_blocks,
     grid_of,
@@ -121,18 +121,19 @@ def test_scores_are_those_of_scikit_learn():
     truth, guess = maps(3, classes=4), maps(3, classes=4, seed=1)
     guess[guess == IGNORED] = 0
     truth[truth == 2], guess[guess == 2] = 1, 3  # a class that is nowhere
-    matrices = confusions(guess, truth, num_classes=4)
+    counts = class_counts(guess, truth, num_classes=4)
     counted = truth != IGNORED
-    scores = dense_scores(matrices.sum(dim=0))
+    scores = dense_scores(counts.sum(dim=0))
     right, given = truth[counted].numpy(), guess[counted].numpy()
     wanted = jaccard_score(right, given, labels=[0, 1, 3], average=None)
     assert scores.iou[2] is None and [scores.iou[label] for label in (0, 1, 3)] == pytest.approx(wanted.tolist())
     assert scores.mean_iou == pytest.approx(wanted.mean()) and scores.accuracy == pytest.approx((right == given).mean())
     recalls = [(given[right == label] == label).mean() for label in (0, 1, 3)]
     assert scores.mean_accuracy == pytest.approx(np.mean(recalls))
-    assert mean_ious(matrices.sum(dim=0, keepdim=True).double())[0] == pytest.approx(scores.mean_iou)
+    assert mean_ious(counts.sum(dim=0, keepdim=True).double())[0] == pytest.approx(scores.mean_iou)
+    assert counts.shape == (3, 3, 4)  # and not a number for each pair of classes
     with pytest.raises(UsageError, match="no pixel of the test masks has a class that counts"):
-        dense_scores(torch.zeros(2, 2, dtype=torch.int64))
+        dense_scores(torch.zeros(3, 2, dtype=torch.int64))
 
 
 def split(informed: bool) -> tuple[DenseSplit, Tensor]:
@@ -152,7 +153,7 @@ def split(informed: bool) -> tuple[DenseSplit, Tensor]:
 
 
 def score(predicted: Tensor, truth: Tensor) -> float:
-    return dense_scores(confusions(predicted, truth, num_classes=3).sum(dim=0)).mean_iou
+    return dense_scores(class_counts(predicted, truth, num_classes=3).sum(dim=0)).mean_iou
 
 
 @pytest.mark.parametrize("head", [lambda of: by_neighbours(of, ks=(1, 5, 20), metrics=("cosine", "l2")), by_logistic])
@@ -181,27 +182,28 @@ def test_a_verdict_is_paired_over_test_images():
     truth = torch.arange(30 * 24).reshape(30, 4, 6).remainder(3).to(torch.uint8)
     worse = truth.clone()
     worse[:, 0] = 0
-    matrices = {THIS_MODEL: confusions(truth, truth, num_classes=3), "other": confusions(worse, truth, num_classes=3)}
-    verdict = compare_maps(matrices)
+    counts = {THIS_MODEL: class_counts(truth, truth, num_classes=3), "other": class_counts(worse, truth, num_classes=3)}
+    verdict = compare_maps(counts)
     assert verdict.accuracy == 1 and verdict.answer == "better" and verdict.test_images == 30
     assert verdict.differences[0].share == pytest.approx(1 - score(worse, truth))
     assert str(verdict).startswith("Verdict: of use here: mean IoU 100.0% (88.4 to 100.0) on 30 images, better than")
-    assert compare_maps({THIS_MODEL: matrices["other"], "other": matrices["other"]}).answer == "unclear"
+    assert compare_maps({THIS_MODEL: counts["other"], "other": counts["other"]}).answer == "unclear"
 
 
 def test_an_image_without_a_pixel_that_counts_spoils_no_interval():
-    ours = torch.tensor([[[5, 1], [2, 4]], [[3, 1], [1, 3]]])
-    empty = torch.zeros(1, 2, 2, dtype=torch.int64)
-    found = compare_maps({THIS_MODEL: torch.cat([ours, empty]), "scratch": torch.cat([ours.flip(2), empty])})
-    assert found == compare_maps({THIS_MODEL: ours, "scratch": ours.flip(2)})
+    ours = torch.tensor([[[5, 4], [6, 6], [7, 5]], [[3, 3], [4, 4], [4, 4]]])
+    worse = torch.tensor([[[1, 2], [6, 6], [5, 7]], [[1, 1], [4, 4], [4, 4]]])
+    empty = torch.zeros(1, 3, 2, dtype=torch.int64)
+    found = compare_maps({THIS_MODEL: torch.cat([ours, empty]), "scratch": torch.cat([worse, empty])})
+    assert found == compare_maps({THIS_MODEL: ours, "scratch": worse})
     assert found.low <= found.accuracy <= found.high
 
 
 def test_other_weights_stand_in_the_table_and_make_no_verdict():
-    right, half = torch.tensor([[[5, 0], [0, 5]]] * 4), torch.tensor([[[3, 2], [2, 3]]] * 4)
-    matrices = {THIS_MODEL: half, "scratch": half.flip(2), "runs/other": right}
+    all_right, some, few = (torch.tensor([[[right, right], [5, 5], [5, 5]]] * 4) for right in (5, 3, 2))
+    counts = {THIS_MODEL: some, "scratch": few, "runs/other": all_right}
     options = {"numbers": {}, "note": "", "curve": (), "variant": ""}
     task = Mock(spec=SegmentationTask, class_names=("a", "b"))
-    result = segmentation_result(task, matrices, {}, others=["runs/other"], **options)
+    result = segmentation_result(task, counts, {}, others=["runs/other"], **options)
     assert [difference.baseline for difference in result.verdict.differences] == ["scratch"]
     assert [row[0] for row in result.rows[:3]] == [THIS_MODEL, "scratch", "runs/other"]

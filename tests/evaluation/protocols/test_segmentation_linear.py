@@ -17,7 +17,7 @@ from torch.nn.functional import unfold
 import mae
 from mae.cli import main
 from mae.errors import UsageError
-from mae.evaluation.common.segmentation_training import ScaledCrop, commonest_class, confusions_of, of_one_class
+from mae.evaluation.common.segmentation_training import ScaledCrop, commonest_class, counts_of, of_one_class
 from mae.evaluation.run import Evaluation, evaluate
 from mae.models.segmenter import Segmenter
 
@@ -158,8 +158,8 @@ def test_the_map_of_the_commonest_class_is_counted_by_hand(data: Path, tmp_path:
         scores[:, label] = 1
         return scores
 
-    other = confusions_of(task, lambda cut: cut.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1))
-    assert torch.equal(of_one_class(other, label), confusions_of(task, constant))
+    other = counts_of(task, lambda cut: cut.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1))
+    assert torch.equal(of_one_class(other, label), counts_of(task, constant))
 
 
 def test_the_record_holds_all_its_numbers(data: Path, saved: Path, tmp_path: Path):

@@ -13,7 +13,6 @@ from torch.nn.functional import interpolate, normalize
 from mae.data.annotations.pixel_classes import IGNORED
 from mae.errors import UsageError
 from mae.evaluation.common.logistic import moments, standardise
-from mae.evaluation.common.metrics import confusion_matrix
 
 _VOTED = 512
 """Patches whose votes are counted at a time."""
@@ -170,14 +169,19 @@ def patch_labels(blocks: UInt8[Tensor, "n p"], num_classes: int) -> tuple[Int64[
     return labels.long(), (blocks != IGNORED).any(dim=1)
 
 
-def confusions(
+def class_counts(
     predicted: UInt8[Tensor, "m H W"], labels: UInt8[Tensor, "m H W"], *, num_classes: int
-) -> Int64[Tensor, "m K K"]:
-    """Of each image how many pixels of each true class (row) were given each class (column); ignored ones left out."""
+) -> Int64[Tensor, "m 3 K"]:
+    """Of each image how many pixels of each class are right, how many there are, and how many were given it.
+
+    Ignored pixels are left out. Confusions of all pairs of classes would tell no score more, and of 200 classes and
+    thousands of images take gigabytes.
+    """
     of_each = []
     for guess, truth in zip(predicted, labels, strict=True):
-        counted = truth != IGNORED
-        of_each.append(confusion_matrix(guess[counted].long(), truth[counted].long(), num_classes=num_classes))
+        given, there = (classes[truth != IGNORED].long() for classes in (guess, truth))
+        parts = (there[given == there], there, given)
+        of_each.append(torch.stack([torch.bincount(part, minlength=num_classes) for part in parts]))
     return torch.stack(of_each)
 
 
@@ -199,30 +203,30 @@ class DenseScores:
     iou: tuple[float | None, ...]
 
 
-def dense_scores(confusion: Int64[Tensor, "K K"]) -> DenseScores:
-    """The scores of a confusion matrix, true classes in rows.
+def dense_scores(counts: Int64[Tensor, "3 K"]) -> DenseScores:
+    """The scores of `class_counts`, summed over images.
 
     Raises:
         UsageError: no pixel counts.
     """
-    if not confusion.sum():
+    if not counts.sum():
         raise UsageError("no pixel of the test masks has a class that counts; give other masks or ignore less")
-    counts = confusion.double()
-    right, there, iou = counts.diagonal(), counts.sum(dim=1), _ious(counts)
+    right, there, _ = counts.double()
+    iou = _ious(counts.double())
     return DenseScores(
         mean_iou=float(iou.nanmean()),
-        accuracy=float(right.sum() / counts.sum()),
+        accuracy=float(right.sum() / there.sum()),
         mean_accuracy=float((right / there).nanmean()),
         iou=tuple(None if value != value else value for value in iou.tolist()),
     )
 
 
-def mean_ious(confusion: Float[Tensor, "R K K"]) -> Float[Tensor, " R"]:
-    """Mean intersection over union of many confusion matrices; see `DenseScores`."""
-    return _ious(confusion).nanmean(dim=1)
+def mean_ious(counts: Float[Tensor, "R 3 K"]) -> Float[Tensor, " R"]:
+    """Mean intersection over union of many sums of `class_counts`; see `DenseScores`."""
+    return _ious(counts).nanmean(dim=1)
 
 
-def _ious(confusion: Float[Tensor, "*R K K"]) -> Float[Tensor, "*R K"]:
+def _ious(counts: Float[Tensor, "*R 3 K"]) -> Float[Tensor, "*R K"]:
     """Of each class; not a number where it is neither there nor predicted."""
-    right = confusion.diagonal(dim1=-2, dim2=-1)
-    return right / (confusion.sum(dim=-1) + confusion.sum(dim=-2) - right)
+    right, there, given = counts.unbind(dim=-2)
+    return right / (there + given - right)

@@ -13,7 +13,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.dense import (
     Metric,
     StandardPatches,
-    confusions,
+    class_counts,
     dense_scores,
     from_blocks,
     patch_labels,
@@ -91,8 +91,8 @@ class DenseSplit:
 
     def score(self, held: UInt8[Tensor, "h H W"]) -> float:
         """Mean intersection over union of maps of the images that choose."""
-        matrix = confusions(held, self.labels[self.chosen_on[1]], num_classes=self.num_classes)
-        return dense_scores(matrix.sum(dim=0)).mean_iou
+        counts = class_counts(held, self.labels[self.chosen_on[1]], num_classes=self.num_classes)
+        return dense_scores(counts.sum(dim=0)).mean_iou
 
 
 def by_neighbours(

@@ -21,15 +21,7 @@ def top_k_accuracy(ranking: Int64[Tensor, "m k"], labels: Int64[Tensor, " m"]) -
 def confusion_matrix(
     predicted: Int64[Tensor, " m"], labels: Int64[Tensor, " m"], num_classes: int
 ) -> Int64[Tensor, "K K"]:
-    """How many samples of each true class (row) were given each class (column)."""
-    pairs = labels * num_classes + predicted
-    return torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def sparse_confusion(
-    predicted: Int64[Tensor, " m"], labels: Int64[Tensor, " m"], num_classes: int
-) -> Int64[Tensor, "K K"]:
-    """`confusion_matrix` as a sparse tensor, which takes no more memory than the samples do."""
+    """How many samples of each true class (row) were given each class (column): sparse, as small as the samples."""
     pairs, counts = torch.stack([labels, predicted]).unique(dim=1, return_counts=True)
     return torch.sparse_coo_tensor(pairs, counts, (num_classes, num_classes), check_invariants=True).coalesce()
 

@@ -13,14 +13,14 @@ from mae.evaluation.common.verdict import COMMONEST, compare_maps
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
 
 
-def mean_iou(matrices: Int64[Tensor, "m K K"]) -> float:
+def mean_iou(counts: Int64[Tensor, "m 3 K"]) -> float:
     """Of all test images together."""
-    return dense_scores(matrices.sum(dim=0)).mean_iou
+    return dense_scores(counts.sum(dim=0)).mean_iou
 
 
 def segmentation_result(
     task: SegmentationTask,
-    matrices: Mapping[str, Int64[Tensor, "m K K"]],
+    counts: Mapping[str, Int64[Tensor, "m 3 K"]],
     pictures: Mapping[str, Callable[..., None]],
     *,
     numbers: Mapping[str, Any],
@@ -34,7 +34,7 @@ def segmentation_result(
 
     Args:
         task: of the evaluated model.
-        matrices: confusions of the test images, by `THIS_MODEL`, by each baseline and by each of `others`.
+        counts: `class_counts` of the test images, by `THIS_MODEL`, by each baseline and by each of `others`.
         pictures: see `ProtocolResult`.
         numbers: what else was measured.
         note: what a reader must know.
@@ -45,13 +45,13 @@ def segmentation_result(
     """
     measured: dict[str, Any] = {}
     rows: list[tuple[str, ...]] = []
-    for who, of_each in matrices.items():
+    for who, of_each in counts.items():
         scores = dense_scores(of_each.sum(dim=0))
         measured[who] = {**asdict(scores), "iou": dict(zip(task.class_names, scores.iou, strict=True))}
         shares = (scores.mean_iou, scores.mean_accuracy, scores.accuracy)
         rows.append((who, *(f"{share:.1%}" for share in shares)))
     # Any guess at several classes has a higher mean IoU than a map of one: to beat that says nothing.
-    rivals = {who: of_each for who, of_each in matrices.items() if who not in (COMMONEST, *others)}
+    rivals = {who: of_each for who, of_each in counts.items() if who not in (COMMONEST, *others)}
     return ProtocolResult(
         numbers={**measured, **numbers},
         header=("model", "mean IoU", "mean accuracy", "pixel accuracy"),

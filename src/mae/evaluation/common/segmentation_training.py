@@ -18,7 +18,7 @@ from mae.data.loading.annotated import Sample
 from mae.data.loading.loader import normalise
 from mae.errors import UsageError
 from mae.evaluation.common.annotated_images import AnnotatedImages
-from mae.evaluation.common.dense import confusions, resized_map
+from mae.evaluation.common.dense import class_counts, resized_map
 from mae.evaluation.common.supervised import largest_batch
 from mae.evaluation.common.task import SegmentationTask, patch_grid
 from mae.evaluation.extractors.extractor import PATCHES, Extractor
@@ -175,8 +175,8 @@ class FrozenSegmenter(nn.Module):
         return told(self.head(self._maps(images)), images, target)
 
 
-def confusions_of(task: SegmentationTask, logits: Logits) -> Int64[Tensor, "m K K"]:
-    """Of each readable test image how many pixels of each true class (row) a model gives each class (column).
+def counts_of(task: SegmentationTask, logits: Logits) -> Int64[Tensor, "m 3 K"]:
+    """`class_counts` of each readable test image and a model's map of it.
 
     Pixels are those of the images in their own size. Every process must ask.
 
@@ -189,9 +189,9 @@ def confusions_of(task: SegmentationTask, logits: Logits) -> Int64[Tensor, "m K 
     def of(number: int) -> Mapping[str, Tensor]:
         truth = torch.from_numpy(task.data.test.labels(number)).unsqueeze(0)
         found = _map_of(task, images.get(number), logits).unsqueeze(0)
-        return {"matrix": confusions(found, truth, num_classes=task.num_classes)[0]}
+        return {"counts": class_counts(found, truth, num_classes=task.num_classes)[0]}
 
-    return torch.stack([found["matrix"] for found in task.world.in_turns(images.readable.tolist(), of)])
+    return torch.stack([found["counts"] for found in task.world.in_turns(images.readable.tolist(), of)])
 
 
 def small_maps(
@@ -225,8 +225,8 @@ def commonest_class(task: SegmentationTask, numbers: Int64[Tensor, " n"]) -> int
     return int(counts[:IGNORED].argmax())
 
 
-def of_one_class(matrices: Int64[Tensor, "m K K"], label: int) -> Int64[Tensor, "m K K"]:
-    """The confusions of a map of one class, from those of any other maps of the same images."""
-    found = torch.zeros_like(matrices)
-    found[:, :, label] = matrices.sum(dim=2)
+def of_one_class(counts: Int64[Tensor, "m 3 K"], label: int) -> Int64[Tensor, "m 3 K"]:
+    """The `class_counts` of a map of one class, from those of any other maps of the same images."""
+    there, found = counts[:, 1], torch.zeros_like(counts)
+    found[:, 0, label], found[:, 1], found[:, 2, label] = there[:, label], there, there.sum(dim=1)
     return found

@@ -162,15 +162,15 @@ def compare(
     )
 
 
-def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
+def compare_maps(counts: Mapping[str, Int64[Tensor, "m 3 K"]]) -> Verdict:
     """Compare maps of classes by their mean intersection over union, by a paired bootstrap over test images.
 
     Args:
-        matrices: of each test image the confusion matrix of its pixels, by `THIS_MODEL` and by each baseline.
+        counts: `class_counts` of each test image, by `THIS_MODEL` and by each baseline.
     """
-    shows = matrices[THIS_MODEL].sum(dim=(1, 2)) > 0  # a draw of images without a pixel that counts has no IoU
-    matrices = {who: of_each[shows] for who, of_each in matrices.items()} if shows.any() else matrices
-    count = len(matrices[THIS_MODEL])
+    shows = counts[THIS_MODEL].sum(dim=(1, 2)) > 0  # a draw of images without a pixel that counts has no IoU
+    counts = {who: of_each[shows] for who, of_each in counts.items()} if shows.any() else counts
+    count = len(counts[THIS_MODEL])
     draws = torch.from_numpy(
         np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=_MAP_RESAMPLES)
     ).double()
@@ -178,7 +178,7 @@ def compare_maps(matrices: Mapping[str, Int64[Tensor, "m K K"]]) -> Verdict:
     weights = torch.cat([torch.ones(1, count, dtype=torch.float64), draws])
     scores = {
         who: mean_ious((weights @ of_each.double().flatten(1)).unflatten(1, of_each.shape[1:]))
-        for who, of_each in matrices.items()
+        for who, of_each in counts.items()
     }
     ours = scores[THIS_MODEL]
     differences = []

@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from mae.data.dataset.images import ImageSet
-from mae.evaluation.common.metrics import sparse_confusion
+from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.pictures.examples import write_examples
 
 _PAIRS, _EACH = 4, 5
@@ -51,7 +51,7 @@ def commonest_confusions(
     labels: Int64[Tensor, " m"], predicted: Int64[Tensor, " m"], *, num_classes: int
 ) -> list[tuple[int, int, int]]:
     """True class, predicted class and how often, of the commonest confusions; of equally common ones the first."""
-    matrix = sparse_confusion(predicted, labels, num_classes)
+    matrix = confusion_matrix(predicted, labels, num_classes)
     pairs, counts = matrix.indices(), matrix.values()
     wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
     order = wrong[counts[wrong].argsort(descending=True, stable=True)][:_PAIRS]

@@ -59,14 +59,14 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         from mae.evaluation.common.beside import each_seed, seed_numbers, seed_rows, used_images
         from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.evaluation.common.segmentation_results import segmentation_result
-        from mae.evaluation.common.segmentation_training import commonest_class, confusions_of, of_one_class
+        from mae.evaluation.common.segmentation_training import commonest_class, counts_of, of_one_class
         from mae.evaluation.common.verdict import COMMONEST
         from mae.evaluation.pictures.segmentation import DrawnMaps
         from mae.models.inference import undisturbed
 
         numbers = used_images(task, read_share(self.labels_used))
         drawn = DrawnMaps(task, self.pictures, title=self.title)
-        matrices: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
         first: dict[str, SupervisedTraining] = {}
         scores: dict[str, list[float]] = {}
         for who, seeded in each_seed(task, self.beside, self.seeds):
@@ -76,12 +76,12 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
                 first[who] = training
                 with undisturbed(segmenter):
                     drawn.add(who, seeded, segmenter)
-                    matrices[who] = confusions_of(seeded, segmenter)
-        matrices[COMMONEST] = of_one_class(matrices[THIS_MODEL], commonest_class(task, numbers))
+                    counts[who] = counts_of(seeded, segmenter)
+        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest_class(task, numbers))
         ours = first[THIS_MODEL]
         return segmentation_result(
             task,
-            matrices,
+            counts,
             drawn.pictures(),
             numbers={
                 "seeds": seed_numbers(scores),
@@ -102,7 +102,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         from mae.evaluation.common.segmentation_results import mean_iou
         from mae.evaluation.common.segmentation_training import (
             batch_of,
-            confusions_of,
+            counts_of,
             masked_images,
         )
         from mae.evaluation.common.supervised import PreparedTraining
@@ -115,7 +115,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
 
         def evaluate() -> Mapping[str, float]:
             with undisturbed(segmenter):
-                return {"mean_iou": mean_iou(confusions_of(task, segmenter))}
+                return {"mean_iou": mean_iou(counts_of(task, segmenter))}
 
         return PreparedTraining(
             task=task,

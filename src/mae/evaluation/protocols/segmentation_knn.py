@@ -52,7 +52,7 @@ class SegmentationKnn(SegmentationProtocol):
 
     def run(self, task: "SegmentationTask") -> ProtocolResult:
         """Evaluate; see `EvaluationProtocol`."""
-        from mae.evaluation.common.dense import confusions, dense_scores
+        from mae.evaluation.common.dense import class_counts, dense_scores
         from mae.evaluation.common.dense_baselines import dense_baselines
         from mae.evaluation.common.verdict import compare_maps
         from mae.evaluation.pictures.segmentation import draw_segmentation, spread
@@ -62,20 +62,20 @@ class SegmentationKnn(SegmentationProtocol):
         train = task.maps("train")
         numbers: dict[str, Any] = {}
         rows: list[tuple[str, ...]] = []
-        matrices: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
         drawn: dict[str, Tensor] = {}
         for extractor in [task.extractor, *others]:
             who = THIS_MODEL if extractor is task.extractor else extractor.name
             numbers[who] = {}
             for head, (predicted, chosen) in self._predicted(task, extractor, train).items():
-                matrix = confusions(predicted, truth, num_classes=task.num_classes)
-                scores = dense_scores(matrix.sum(dim=0))
+                of_each = class_counts(predicted, truth, num_classes=task.num_classes)
+                scores = dense_scores(of_each.sum(dim=0))
                 iou = dict(zip(task.class_names, scores.iou, strict=True))
                 numbers[who][head] = {**asdict(scores), "iou": iou, "chosen": chosen}
                 shares = (f"{share:.1%}" for share in (scores.mean_iou, scores.mean_accuracy, scores.accuracy))
                 rows.append((f"{who}, {_NAMES[head]}", *shares, ", ".join(map(str, chosen.values()))))
                 if head == "knn":
-                    matrices[who], drawn[who] = matrix, predicted
+                    counts[who], drawn[who] = of_each, predicted
         some = spread(len(truth), self.pictures)
         shown = partial(
             draw_segmentation,
@@ -92,7 +92,7 @@ class SegmentationKnn(SegmentationProtocol):
             header=("features", "mean IoU", "mean accuracy", "pixel accuracy", "chosen"),
             rows=(*rows, *_class_rows(numbers[THIS_MODEL]["knn"]["iou"])),
             note=self._note(task),
-            verdict=compare_maps(matrices) if others else None,
+            verdict=compare_maps(counts) if others else None,
             pictures={"pictures": shown} if self.pictures else {},
         )
 

@@ -65,7 +65,7 @@ class SegmentationLinear(SegmentationProtocol):
         from mae.evaluation.common.segmentation_results import segmentation_result
         from mae.evaluation.common.segmentation_training import (
             commonest_class,
-            confusions_of,
+            counts_of,
             grid_of_patches,
             of_one_class,
         )
@@ -76,7 +76,7 @@ class SegmentationLinear(SegmentationProtocol):
         grid = grid_of_patches(task.extractor, task.device)
         others = dense_baselines(task.extractor, grid) if self.baselines else []
         numbers = task.images("train").readable
-        matrices: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
         drawn = DrawnMaps(task, self.pictures, title=self.title)
         trainings: dict[str, SupervisedTraining] = {}
         for extractor in [task.extractor, *others]:
@@ -85,15 +85,15 @@ class SegmentationLinear(SegmentationProtocol):
             head = self._head(of, grid)
             trainings[who] = self._trained(of, head)
             with undisturbed(head):
-                matrices[who] = confusions_of(of, head)
+                counts[who] = counts_of(of, head)
                 drawn.add(who, of, head)
             if extractor is task.extractor:
                 self._save(of, head, trainings[who])
-        matrices[COMMONEST] = of_one_class(matrices[THIS_MODEL], commonest_class(task, numbers))
+        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest_class(task, numbers))
         ours = trainings[THIS_MODEL]
         return segmentation_result(
             task,
-            matrices,
+            counts,
             drawn.pictures(),
             numbers={"training": {"folder": str(ours.folder), "seconds": ours.seconds, "curve": ours.curve}},
             note=self._note(task, ours, numbers=len(numbers)),
@@ -117,7 +117,7 @@ class SegmentationLinear(SegmentationProtocol):
         from torch.optim import AdamW
 
         from mae.evaluation.common.segmentation_results import mean_iou
-        from mae.evaluation.common.segmentation_training import batch_of, confusions_of, masked_images
+        from mae.evaluation.common.segmentation_training import batch_of, counts_of, masked_images
         from mae.evaluation.common.supervised import train_with_labels
         from mae.models.inference import undisturbed
 
@@ -127,7 +127,7 @@ class SegmentationLinear(SegmentationProtocol):
 
         def evaluate() -> Mapping[str, float]:
             with undisturbed(head):
-                return {"mean_iou": mean_iou(confusions_of(task, head))}
+                return {"mean_iou": mean_iou(counts_of(task, head))}
 
         optimizer = AdamW(head.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=self.weight_decay, fused=True)
         plan = self._plan(batch, steps_per_epoch=fed.steps_per_epoch)
