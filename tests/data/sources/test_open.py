@@ -301,6 +301,21 @@ def test_hold_out_takes_a_fifth_of_each_class_by_name_alone():
     assert hold_out(["a", "b", "c"], np.array([0, 1, 1])).tolist()[0] is False
 
 
+def test_hold_out_does_not_go_through_all_labels_for_each_class():
+    passes: list[object] = []
+
+    class Labels(np.ndarray):
+        def __eq__(self, other):
+            passes.append(other)
+            return super().__eq__(other)
+
+    labels = np.repeat(np.arange(200), 5)
+    names = [str(number) for number in range(len(labels))]
+    found = hold_out(names, labels.view(Labels))
+    assert np.array_equal(found, hold_out(names, labels)) and len(passes) <= 1
+    assert np.bincount(labels[found]).tolist() == [1] * 200
+
+
 def test_labelled_tree_with_and_without_a_test_part(tree):
     files = {f"{part}/{name}/{n}.png": png() for part in ("train", "val") for name in ("dog", "cat") for n in range(3)}
     root = tree(files)
