@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mae.core.contracts import Batch
 from mae.core.types import MaskPlan, MaskRequest
@@ -94,6 +96,31 @@ def test_guesses_come_for_the_tokens_asked_for():
         (mean, predict_mean_of_visible(values, plan, 2)),
     ]:
         assert torch.equal(whole.gather(1, plan.predicted.unsqueeze(-1).expand_as(part)), part)
+
+
+class Largest(TorchDispatchMode):
+    """The most values that a tensor has on the way."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.values = max(
+            [self.values, *(each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor))]
+        )
+        return made
+
+
+def test_the_nearest_patches_of_a_fine_grid_take_no_more_memory_for_more_images():
+    grid, size = (48, 48), 6
+    tokenizer = ImagePatches(img_size=grid, patch_size=(1, 1), in_chans=1)
+    plan = RandomMasking(ratio=0.75).plan(MaskRequest(layout=tokenizer.layout, keys=torch.arange(size)))
+    values = torch.randn(size, 48 * 48, 1)
+    with Largest() as largest:
+        found = predict_nearest_visible(values, plan, grid)
+    assert largest.values <= 1 << 22 < size * plan.predicted.shape[1] * plan.visible.shape[1]
+    alone = replace(plan, visible=plan.visible[3:4], predicted=plan.predicted[3:4], hidden=plan.hidden[3:4])
+    assert torch.equal(found[3:4], predict_nearest_visible(values[3:4], alone, grid))
 
 
 def test_zero_on_normalised_patches_is_nearly_one():
