@@ -154,6 +154,16 @@ def test_an_encoder_that_gives_no_attention_has_no_such_sections(explored: Made,
     assert attention_over_time(run) is None and attention_pictures(run) is None
 
 
+def test_attention_is_looked_at_image_by_image(explored: Made, monkeypatch: pytest.MonkeyPatch):
+    """Of a ViT-L on a grid of 64 x 64 patches that of one image and block takes a gigabyte."""
+    run, given = explored((10,)), list[int]()
+    attention = MAEEncoder.attention
+    monkeypatch.setattr(
+        MAEEncoder, "attention", lambda of, images: (given.append(len(images)), attention(of, images))[1]
+    )
+    assert attention_pictures(run) is not None and given == [1] * 4
+
+
 def test_masks_are_set_beside_the_data(explored: Made):
     section = masks_against_data(explored(()))
     assert section is not None and "Advice, from these numbers alone" in section.text

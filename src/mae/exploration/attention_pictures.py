@@ -27,11 +27,10 @@ def attention_pictures(run: ExploreRun) -> Section | None:
         return None
     rows = permutation(run.seed, FIXED_EPOCH, len(run.numbers))[:_IMAGES]
     crops = crops_of(run.images, run.task.extractor.preprocessing, run.numbers[rows])
-    of_blocks, last, whole = _attention(run, crops)
     grid, prefix = (config.layout.grid[0], config.layout.grid[1]), run.model.encoder.num_prefix
-    heads = last.shape[1]
     asking = slice(0, prefix) if prefix else slice(None)  # without a class token: the mean over all patches
-    by_head = last[:, :, asking, prefix:].mean(dim=2).unflatten(2, grid)
+    of_blocks, by_head, whole = _attention(run, crops, asking)
+    by_head, heads = by_head[:, :, prefix:].unflatten(2, grid), by_head.shape[1]
     of_class = {
         "all heads": by_head.mean(dim=1),
         **{f"head {head}": by_head[:, head] for head in range(min(heads, _MOST_HEADS))},
@@ -67,26 +66,27 @@ def attention_pictures(run: ExploreRun) -> Section | None:
 
 @torch.no_grad()
 def _attention(
-    run: ExploreRun, crops: Float[Tensor, "B C H W"]
-) -> tuple[dict[int, Float[Tensor, "B L L"]], Float[Tensor, "B heads L L"], Float[Tensor, "B L L"]]:
-    """Means over heads of the first, the middle and the last block, the heads of the last, and the rollout.
+    run: ExploreRun, crops: Float[Tensor, "B C H W"], asking: slice
+) -> tuple[dict[int, Float[Tensor, "B L L"]], Float[Tensor, "B heads L"], Float[Tensor, "B L L"]]:
+    """Means over heads of the first, the middle and the last block, the tokens asking in the last, and the rollout.
 
-    Block by block: all weights of a large model would take gigabytes.
+    Image by image and block by block: all weights of a large model, or of a fine grid, would take gigabytes.
     """
     encoder, images = run.model.encoder, crops.to(next(run.model.parameters()))
     depth = len(encoder.blocks)
-    kept: dict[int, Tensor] = {}
-    last: list[Tensor] = []
+    kept: dict[int, list[Tensor]] = {number: [] for number in sorted({0, depth // 2, depth - 1})}
+    by_head: list[Tensor] = []
 
-    def looked_at() -> Iterator[Tensor]:
-        for number, weights in enumerate(encoder.attention(images)):
-            if number in (0, depth // 2, depth - 1):
-                kept[number] = weights.mean(dim=1).cpu()
-            last[:] = [weights]
+    def looked_at(image: Float[Tensor, "1 C H W"]) -> Iterator[Tensor]:
+        for number, weights in enumerate(encoder.attention(image)):
+            if number in kept:
+                kept[number].append(weights.mean(dim=1).cpu())
+            if number == depth - 1:
+                by_head.append(weights[:, :, asking].mean(dim=2).cpu())
             yield weights
 
-    whole = rollout(looked_at()).cpu()
-    return kept, last[0].cpu(), whole
+    whole = torch.cat([rollout(looked_at(image)).cpu() for image in images.split(1)])
+    return {number: torch.cat(parts) for number, parts in kept.items()}, torch.cat(by_head), whole
 
 
 def _draw(
