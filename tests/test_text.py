@@ -1,6 +1,6 @@
 """Text from outside is shown without what could do harm, and many numbers in a line."""
 
-from mae.text import by_channel, visible
+from mae.text import by_channel, listed, visible
 
 
 def test_control_characters_become_visible():
@@ -12,3 +12,8 @@ def test_control_characters_become_visible():
 def test_numbers_of_channels_fit_a_line():
     assert by_channel([0.25] * 16, digits=2) == " ".join(["0.25"] * 16)
     assert by_channel([0.5, *[0.25] * 16], digits=1) == "0.2 to 0.5 in 17 channels"
+
+
+def test_names_of_channels_fit_a_line():
+    assert listed(["red", "green"]) == "red, green" and listed([]) == "" and listed(["b"] * 16) == ", ".join("b" * 16)
+    assert listed([f"b{number}" for number in range(200)]).endswith(", b14, b15, ... (200 in all)")

@@ -23,6 +23,12 @@ def visible(text: str) -> str:
     return "".join(kept)
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names with commas between them; of more than a line holds, as of the bands of hyperspectral images, the first."""
+    more = f", ... ({len(names):,} in all)" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
+
+
 def by_channel(values: Sequence[float], *, digits: int) -> str:
     """A number a channel; of more channels than a line holds, as of hyperspectral images, the range."""
     if len(values) > _MAX_LISTED:

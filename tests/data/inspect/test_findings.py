@@ -141,6 +141,12 @@ def test_a_set_of_one_value_all_over_stops():
     assert loud(replace(REPORT, channels=(still,))) == {"channel statistics": "stop", "empty channels": "warn"}
 
 
+def test_of_many_empty_channels_the_first_are_named():
+    empty = replace(REPORT, channels=(CHANNEL, *[replace(CHANNEL, varies=False)] * 300))
+    value = next(each.value for each in data_findings(empty) if each.name == "empty channels")
+    assert "channel 1, 2," in value and "16, ... (300 in all), counted from 0" in value and len(value) < 120
+
+
 def test_every_finding_has_a_number_or_a_word_and_advice_where_there_is_something_to_do():
     bad = changed(unreadable=2, messages=("x.png is empty",), low=0.99, mean=3.0, smaller=0.6, duplicates=some(0.3))
     for finding in data_findings(bad) + data_findings(REPORT):

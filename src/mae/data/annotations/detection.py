@@ -17,6 +17,7 @@ from mae.data.decode.image import probe
 from mae.data.items import pixel_digest
 from mae.data.sources.folder import FileSource, count_of
 from mae.errors import MAEError, UsageError
+from mae.text import listed
 
 LAYOUTS = (
     "expected Annotations/*.xml beside JPEGImages/ (Pascal VOC), labels/*.txt beside images/ with a YAML file of names "
@@ -133,7 +134,7 @@ def open_detection(spec: str | Path) -> DetectionData:
             if (objects.classes < 0).any():
                 raise MAEError(
                     f"the labels of {split.source.item_name(index)} hold a class that has no name; expected one of "
-                    f"{', '.join(data.class_names)}: see 'mae doctor labels'"
+                    f"{listed(data.class_names)}: see 'mae doctor labels'"
                 )
     return data
 

@@ -9,6 +9,7 @@ from mae.data.decode.image import conform
 from mae.data.decode.limits import UnreadableImage
 from mae.errors import UsageError
 from mae.records import PixelDtype
+from mae.text import listed
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -67,7 +68,7 @@ class ImageFormat:
             UnreadableImage: other channels, integers mixed with raw float values, or values that are not finite.
         """
         if self.named is not None and image.shape[2] != len(self.named):
-            expected = f"expected {', '.join(self.named)}"
+            expected = f"expected {listed(self.named)}"
             raise UnreadableImage(f"{name} has {image.shape[2]} channels; {expected}")
         if self.picked is not None:
             image = image[..., self.picked]
@@ -126,6 +127,6 @@ def choose_channels(
         names = found if wanted is None else wanted
         return (None if names is None else tuple(names)), None
     if absent := [channel for channel in wanted if channel not in found]:
-        raise UsageError(f"{name} has no channel {absent[0]!r}; its channels are {', '.join(found)}")
+        raise UsageError(f"{name} has no channel {absent[0]!r}; its channels are {listed(found)}")
     places = tuple(found.index(channel) for channel in wanted)
     return tuple(wanted), None if places == tuple(range(len(found))) else places

@@ -14,6 +14,7 @@ from mae.data.dataset.channels import ImageFormat
 from mae.data.dataset.reading import ImageReader, Reduction, WholeSize
 from mae.data.dataset.unreadable import UnreadableFiles
 from mae.data.decode.limits import UnreadableImage
+from mae.text import listed
 
 _CHUNK = 16
 
@@ -58,8 +59,8 @@ def _in_format(image: np.ndarray, reader: ImageReader, index: int, image_format:
     name = reader.source.item_name(index)
     expected = image_format.named
     if expected is not None and image_format.own_names and (names := reader.probe(index).names) != expected:
-        found = "no channel names" if names is None else f"the channels {', '.join(names)}"
-        raise UnreadableImage(f"{name} has {found}; the others have {', '.join(expected)}")
+        found = "no channel names" if names is None else f"the channels {listed(names)}"
+        raise UnreadableImage(f"{name} has {found}; the others have {listed(expected)}")
     image = image_format.of(image, name=name)
     return image if image.flags.writeable else image.copy()  # torch warns of arrays it may not write to
 

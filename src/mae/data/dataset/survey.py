@@ -13,6 +13,7 @@ from mae.data.dataset.sampled import sample
 from mae.data.decode.limits import ImageInfo, UnreadableImage
 from mae.errors import MAEError, UsageError
 from mae.records import PixelDtype
+from mae.text import listed
 
 _SURVEYED = 256
 _SHOWN = 5
@@ -77,7 +78,7 @@ def _names(infos: Sequence[ImageInfo], *, name: str) -> tuple[str, ...] | None:
     names, other = [*(names for names, _ in named.most_common(2)), None][:2]
     if len(named) == 1:
         return names
-    first, second = ("without names" if each is None else ", ".join(each) for each in (names, other))
+    first, second = ("without names" if each is None else listed(each) for each in (names, other))
     raise UsageError(
         f"{name}: the channels are {first} in some files and {second} in others; keep files with the same channels, "
         "or name them all in one channels.txt beside the images"

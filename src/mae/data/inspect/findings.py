@@ -7,7 +7,7 @@ from typing import Literal
 from mae.data.inspect.near_duplicates import Copies
 from mae.data.inspect.report import ELONGATED, Channel, DataReport
 from mae.findings import Finding
-from mae.text import by_channel
+from mae.text import by_channel, listed
 
 MEAN_BOUND = 0.3
 """How far from 0 a channel's mean may be after normalising, in stds; wrong statistics are off by more."""
@@ -217,7 +217,7 @@ def _empty_channels(report: DataReport) -> Finding:
     if not empty:
         return Finding(name="empty channels", level="ok", value="none")
     advice = "they hold nothing to learn: leave these channels out, or find out where they were lost"
-    value = f"one value all over in channel {', '.join(empty)}, counted from 0"
+    value = f"one value all over in channel {listed(empty)}, counted from 0"
     return Finding(name="empty channels", level="warn", value=value, advice=advice)
 
 

@@ -36,6 +36,7 @@ from mae.data.loading.sampler import AllBut, Numbers, RankOrder, make_shuffle
 from mae.data.loading.worker import CropDataset, Piece, none_readable
 from mae.errors import MAEError, UsageError
 from mae.modalities.images.crop import Augmentation, central_crop
+from mae.text import listed
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -279,7 +280,7 @@ def _unlike_rgb(images: ImageSet) -> str:
     if images.dtype != np.uint8:
         return f"values of type {images.dtype}"
     named_so = names is None or [name[:1].casefold() for name in names] == ["r", "g", "b"]
-    return "" if named_so else f"channels called {', '.join(names or ())}"
+    return "" if named_so else f"channels called {listed(names or ())}"
 
 
 def _unchanged(piece: Any) -> Any:

@@ -20,6 +20,7 @@ from mae.data.sources.labels import LabelledData
 from mae.data.sources.open import Files, directories_of, open_whole
 from mae.data.sources.source import TEST, TRAIN, Source
 from mae.errors import UsageError
+from mae.text import listed
 
 _MAX_KEY = 4000  # bytes; with the extension and a line's end no more than a name in a pack may have
 
@@ -148,7 +149,7 @@ def common_names(
 
 
 def _described(names: tuple[str, ...] | None) -> str:
-    return "unnamed channels" if names is None else f"the channels {', '.join(names)}"
+    return "unnamed channels" if names is None else f"the channels {listed(names)}"
 
 
 def _tiff_info(data: bytes, name: str) -> ImageInfo | None:

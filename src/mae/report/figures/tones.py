@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mae.errors import UsageError
+from mae.text import listed
 
 HIDDEN_COLOUR = (0.87, 0.88, 0.90)
 """Covers masked patches: a bluish grey, which photos rarely contain."""
@@ -136,7 +137,7 @@ def rgb_channels(names: Sequence[str] | None, wanted: Sequence[str] = ()) -> tup
         )
     missing = [name for name in wanted if name.casefold() not in known]
     if missing:
-        there = f"the channels are {', '.join(names)}" if names else "nothing names the channels of these images"
+        there = f"the channels are {listed(names)}" if names else "nothing names the channels of these images"
         raise UsageError(f"--rgb names {missing[0]!r}, and {there}; see channels.txt in docs/start/images.md")
     return tuple(known.index(name.casefold()) for name in wanted)
 
