@@ -194,9 +194,15 @@ def test_channels_of_other_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_patch_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mae.evaluation.extractors.external_models._timm_blocks", lambda model, prefix: None)
+    monkeypatch.setattr("mae.evaluation.extractors.external_models._timm_blocks", lambda model, prefix, name: None)
     with pytest.raises(UsageError, match="gives no patch tokens; give a model that does, such as a ViT"):
         open_network(of_timm(tmp_path), device=CPU)
+
+
+def test_a_model_of_several_branches_is_refused(tmp_path: Path) -> None:
+    source = of_timm(tmp_path, "crossvit_tiny_240")
+    with pytest.raises(UsageError, match="timm gives its tokens as a list of several, not as one map of patches"):
+        student(source, img_size=240, patch_size=16, teacher_resample=True)
 
 
 def test_merged_patches_of_hugging_face_are_refused(tmp_path: Path) -> None:

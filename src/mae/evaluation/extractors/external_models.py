@@ -114,12 +114,15 @@ def wrap_timm(model: Any, *, name: str) -> Extractor:
             interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
         ),
         identity=f"{weights_digest(model)} timm {_architecture(model)} {getattr(model, 'global_pool', '')}",
-        blocks=None if prefix is None else _timm_blocks(model, prefix),
+        blocks=None if prefix is None else _timm_blocks(model, prefix, name=name),
     )
 
 
-def _timm_blocks(model: Any, prefix: int) -> Blocks | None:
-    """The blocks of a transformer of timm, the stages of a convolutional net; None where timm does not give them."""
+def _timm_blocks(model: Any, prefix: int, *, name: str) -> Blocks | None:
+    """The blocks of a transformer of timm, the stages of a convolutional net; None where timm does not give them.
+
+    Its maps cannot be given where branches have patches of different sizes, as in CrossViT: that is a UsageError.
+    """
     if not hasattr(model, "forward_intermediates"):
         return None
     depth, last_axis = len(model.feature_info), getattr(model, "output_fmt", "NCHW") == "NHWC"
@@ -127,6 +130,11 @@ def _timm_blocks(model: Any, prefix: int) -> Blocks | None:
 
     def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
         tokens, found = model.forward_intermediates(images.to(weights), indices=list(numbers))
+        if not isinstance(tokens, Tensor):
+            raise UsageError(
+                f"{name} gives its tokens as a {type(tokens).__name__} of several, not as one map of patches; give a "
+                "model that does, such as a ViT"
+            )
         if depth - 1 not in numbers:
             return list(found)
         if tokens.ndim == 3:  # after the final norm, which intermediate ones do not pass
