@@ -238,6 +238,16 @@ def test_tokens_that_find_objects_are_no_patches():
     torch.testing.assert_close(last.flatten(2).mT, tokens[:, 1:17])
 
 
+def test_a_decoder_of_objects_is_refused():
+    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], out_features=["stage1"])
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 16}
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, **sizes
+    )
+    with pytest.raises(UsageError, match="^hf:x is a DetrModel, whose decoder answers with tokens of objects, not of"):
+        wrap_hf(transformers.DetrModel(config), processor(), name="hf:x")
+
+
 def test_merged_patches_have_no_class_token():
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4

@@ -189,10 +189,16 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
         pools: whether the pooled output, where it has one, is of weights that were loaded.
 
     Raises:
-        UsageError: the model is not one of images, or its processor has statistics of other channels.
+        UsageError: the model is not one of images, answers with other tokens than patches, or its processor has
+            statistics of other channels.
     """
     if not hasattr(model.config, "num_channels"):
         raise UsageError(f"{name} is a {type(model).__name__}; expected a model that takes images and nothing else")
+    if getattr(model.config, "is_encoder_decoder", False):  # as DETR
+        raise UsageError(
+            f"{name} is a {type(model).__name__}, whose decoder answers with tokens of objects, not of patches; give a "
+            "model without a decoder, such as its backbone"
+        )
     size, crop_share = _hf_crop(processor)
     channels = model.config.num_channels
     mean, std = _hf_statistics(processor, channels)
