@@ -184,6 +184,17 @@ def processor(**options) -> transformers.ViTImageProcessor:
 SQUARES = BATCH[..., :32, :32]
 
 
+@pytest.mark.parametrize("kind", ["ViT", "Beit"])
+def test_a_checkpoint_of_16_bits(kind, tmp_path):
+    model = hf_model(kind).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    processor().save_pretrained(tmp_path)
+    named = open_extractor(f"hf:{tmp_path}", device=CPU).named(SQUARES)
+    with torch.no_grad():
+        tokens = model(pixel_values=SQUARES.bfloat16()).last_hidden_state
+    torch.testing.assert_close(named[PATCHES].float(), tokens[:, 1:].float())
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "prefix"),
     [("ViT", {}, 1), ("Dinov2", {}, 1), ("Dinov2WithRegisters", {"num_register_tokens": 3}, 4)],

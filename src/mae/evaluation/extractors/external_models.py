@@ -212,11 +212,12 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
     hides = model.config.model_type == "vit_mae"
     if hides:
         model.config.mask_ratio = 0.0
+    weights = next(model.parameters())  # whose type is that of the checkpoint, and few models bring images to it
 
     def run(images: Tensor, **asked: bool) -> Any:
         order = torch.linspace(0, 1, prod(_grid(model.config, images)), device=images.device).expand(len(images), -1)
         try:
-            return model(pixel_values=images, **({"noise": order} if hides else {}), **asked)
+            return model(pixel_values=images.to(weights), **({"noise": order} if hides else {}), **asked)
         except ValueError as error:  # by which transformers refuses images
             made = " x ".join(map(str, images.shape[1:]))
             raise UsageError(
@@ -259,11 +260,10 @@ def _hf_blocks(model: Any, run: Callable[..., Any]) -> Blocks:
     Its maps cannot be given where patches were merged: that is a UsageError.
     """
     depth = getattr(model.config, "num_hidden_layers", None) or 1
-    weights = next(model.parameters())
 
     def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
         inner = [number for number in numbers if number < depth - 1]
-        output = run(images.to(weights), output_hidden_states=bool(inner))
+        output = run(images, output_hidden_states=bool(inner))
         found = [output.hidden_states[number + 1] for number in inner]  # the first entered the first block
         found += [output.last_hidden_state] if depth - 1 in numbers else []
         grid = _grid(model.config, images)
