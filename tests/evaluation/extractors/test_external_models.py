@@ -272,6 +272,27 @@ def test_merged_patches_have_no_class_token():
     torch.testing.assert_close(named["mean"], tokens.mean(dim=1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "has_cls", "size"),
+    [
+        ("Pvt", True, (64, 64)),
+        ("DINOv3ConvNext", False, (64, 64)),
+        ("DINOv3ConvNext", False, (96, 160)),
+        ("DINOv3ConvNext", False, (72, 72)),
+    ],
+)
+def test_a_token_before_merged_patches_is_none_of_them(kind, has_cls, size):
+    config = getattr(transformers, f"{kind}Config")(hidden_sizes=[8, 8, 10, 8], depths=[1, 1, 1, 1], image_size=size[0])
+    model, batch = getattr(transformers, f"{kind}Model")(config).eval(), BATCH[:, :, : size[0], : size[1]]
+    named = wrap_hf(model, processor(), name="x").named(batch)
+    with torch.no_grad():
+        tokens = model(pixel_values=batch).last_hidden_state
+    assert tokens.shape[1] == 1 + (size[0] // 32) * (size[1] // 32)
+    torch.testing.assert_close(named[PATCHES], tokens[:, 1:])
+    torch.testing.assert_close(named["mean"], tokens[:, 1:].mean(dim=1))
+    assert ("cls" in named) == has_cls
+
+
 def test_a_convolutional_net_of_hugging_face():
     config = transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
     model = transformers.ConvNextModel(config).eval()

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from math import prod
+from math import ceil, floor, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,10 +233,8 @@ def wrap_hf(model: Any, processor: Any, *, name: str, pools: bool = True) -> Ext
         if tokens.ndim == 4:
             return {**named, "mean": tokens.mean(dim=(2, 3)), PATCHES: tokens.flatten(2).transpose(1, 2)}
         tokens = _without_detections(tokens, model.config)
-        prefix = tokens.shape[1] - prod(
-            _grid(model.config, images)
-        )  # negative where patches were merged: then nothing leads them
-        return {**named, **_of_sequence(tokens, max(0, prefix), has_cls=has_cls)}
+        prefix = _leading(tokens.shape[1], model.config, images)
+        return {**named, **_of_sequence(tokens, prefix, has_cls=has_cls)}
 
     return Extractor(
         name=name,
@@ -285,6 +283,16 @@ def _of_sequence(tokens: Tensor, prefix: int, *, has_cls: bool) -> dict[str, Ten
     patches = tokens[:, prefix:]
     named = {"mean": patches.mean(dim=1), PATCHES: patches}
     return {"cls": tokens[:, 0], **named} if prefix and has_cls else named
+
+
+def _leading(count: int, config: Any, images: Tensor) -> int:
+    """How many of so many tokens lead those of the patches; where these were merged, one if that leaves a grid."""
+    if (more := count - prod(_grid(config, images))) >= 0:
+        return more
+    height, width = images.shape[2:]
+    strides = range(1, max(height, width) + 1)
+    grids = {way(height / stride) * way(width / stride) for stride in strides for way in (floor, ceil)}
+    return int(count not in grids and count - 1 in grids)
 
 
 def _grid(config: Any, images: Tensor) -> tuple[int, int]:
