@@ -293,6 +293,39 @@ def test_a_token_before_merged_patches_is_none_of_them(kind, has_cls, size):
     assert ("cls" in named) == has_cls
 
 
+def test_the_stages_of_segformer_are_counted_from_its_first():
+    config = transformers.SegformerConfig(
+        hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2]
+    )
+    found = wrap_hf(transformers.SegformerModel(config), processor(), name="x")
+    with torch.no_grad():
+        maps = found.blocks.maps(SQUARES, [0, 1, 3])
+    assert [each.shape[1:] for each in maps] == [(8, 8, 8), (8, 4, 4), (16, 1, 1)]
+
+
+def test_maps_with_their_channels_last_are_turned():
+    sizes = {**SMALL, "mlp_dim": 32, "output_channels": 12, "window_size": 2, "global_attn_indexes": [1]}
+    model = transformers.SamVisionModel(transformers.SamVisionConfig(**sizes, image_size=32, patch_size=8)).eval()
+    with torch.no_grad():
+        first, last = wrap_hf(model, processor(), name="x").blocks.maps(SQUARES, [0, 1])
+        output = model(pixel_values=SQUARES, output_hidden_states=True)
+    torch.testing.assert_close(first, output.hidden_states[1].permute(0, 3, 1, 2))
+    torch.testing.assert_close(last, output.last_hidden_state)
+    assert first.shape[1:] == (16, 4, 4) and last.shape[1:] == (12, 4, 4)
+
+
+def test_blocks_that_are_not_counted_are_refused():
+    sizes = {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320}
+    found = wrap_hf(
+        transformers.EfficientNetModel(transformers.EfficientNetConfig(**sizes)).eval(), processor(), name="x"
+    )
+    last = found.blocks.depth - 1
+    with torch.no_grad():
+        assert found.blocks.maps(SQUARES, [last])[0].shape[1:] == (320, 1, 1)
+    with pytest.raises(UsageError, match="EfficientNetModel does not give what leaves each of its 64 blocks"):
+        found.blocks.maps(SQUARES, [last - 1, last])
+
+
 def test_a_convolutional_net_of_hugging_face():
     config = transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
     model = transformers.ConvNextModel(config).eval()

@@ -262,15 +262,34 @@ def _hf_blocks(model: Any, run: Callable[..., Any]) -> Blocks:
     def maps(images: Tensor, numbers: Sequence[int]) -> list[Tensor]:
         inner = [number for number in numbers if number < depth - 1]
         output = run(images, output_hidden_states=bool(inner))
-        found = [output.hidden_states[number + 1] for number in inner]  # the first entered the first block
+        found = _of_inner_blocks(output, inner, depth, type(model).__name__) if inner else []
         found += [output.last_hidden_state] if depth - 1 in numbers else []
         grid = _grid(model.config, images)
         if found[0].ndim == 3 and found[0].shape[1] < prod(grid):
             raise UsageError(f"{type(model).__name__} merges patches and does not say where its tokens lie")
-        found = [each if each.ndim == 4 else _without_detections(each, model.config) for each in found]
-        return [each if each.ndim == 4 else each[:, -prod(grid) :].mT.unflatten(2, grid) for each in found]
+        return [_as_map(each, model.config, grid) for each in found]
 
     return Blocks(depth=depth, maps=maps)
+
+
+def _of_inner_blocks(output: Any, numbers: Sequence[int], depth: int, kind: str) -> list[Tensor]:
+    """What leaves some of the blocks; what entered the first one leads it, but not in SegFormer.
+
+    Raises:
+        UsageError: nobody says of which blocks these are.
+    """
+    hidden = getattr(output, "hidden_states", None) or ()
+    if len(hidden) not in (depth, depth + 1):
+        raise UsageError(f"{kind} does not give what leaves each of its {depth} blocks; expected its last block alone")
+    return [hidden[len(hidden) - depth + number] for number in numbers]
+
+
+def _as_map(tokens: Tensor, config: Any, grid: tuple[int, int]) -> Tensor:
+    """Tokens, or a map that may have its channels last as between the blocks of SAM, as `[B, D, rows, columns]`."""
+    if tokens.ndim == 4:
+        width = getattr(config, "hidden_size", None)
+        return tokens.permute(0, 3, 1, 2) if tokens.shape[1] != width == tokens.shape[3] else tokens
+    return _without_detections(tokens, config)[:, -prod(grid) :].mT.unflatten(2, grid)
 
 
 def _without_detections(tokens: Tensor, config: Any) -> Tensor:
