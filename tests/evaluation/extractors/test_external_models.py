@@ -1,5 +1,6 @@
 """Other projects' models: the features and the preprocessing must be their own."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -415,6 +416,17 @@ def test_equal_weights_in_another_architecture_are_another_model():
     assert len({weights_digest(model) for model in models}) == 1
     assert len({wrap_timm(model, name="x").identity for model in models}) == 3
     assert wrap_timm(models[0], name="x").identity == wrap_timm(models[0], name="y").identity
+
+
+def test_equal_weights_under_another_pooling_are_another_model():
+    found = [
+        wrap_timm(timm_model("test_vit", **options), name="x")
+        for options in ({}, {"global_pool": "avg"}, {"global_pool": "avg", "pool_include_prefix": True})
+    ]
+    with torch.no_grad():
+        pooled = [of.named(BATCH)["pooled"] for of in found]
+    assert not any(torch.equal(one, other) for one, other in pairwise(pooled))
+    assert len({of.identity for of in found}) == 3
 
 
 def test_weights_that_a_checkpoint_lacks_are_not_drawn(tmp_path):

@@ -113,9 +113,15 @@ def wrap_timm(model: Any, *, name: str) -> Extractor:
             crop_share=None if config["crop_mode"] == "squash" and config["crop_pct"] == 1 else config["crop_pct"],
             interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
         ),
-        identity=f"{weights_digest(model)} timm {_architecture(model)} {getattr(model, 'global_pool', '')}",
+        identity=f"{weights_digest(model)} timm {_architecture(model)} {_pooling(model)}",
         blocks=None if prefix is None else _timm_blocks(model, prefix, name=name),
     )
+
+
+def _pooling(model: Any) -> str:
+    """What decides timm's own feature beside the weights and the layers."""
+    leading = " of leading tokens too" if getattr(model, "pool_include_prefix", False) else ""
+    return f"{getattr(model, 'global_pool', '')}{leading}"
 
 
 def _timm_blocks(model: Any, prefix: int, *, name: str) -> Blocks | None:
