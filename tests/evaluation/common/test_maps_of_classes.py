@@ -1,5 +1,6 @@
 """Classes of pixels from patches, against loops and scikit-learn."""
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -176,6 +177,16 @@ def test_options_are_chosen_on_a_tenth_of_the_training_images():
     )
     with pytest.raises(UsageError, match="expected 2 or more, to choose options on"):
         by_logistic(one)
+
+
+@pytest.mark.parametrize("head", [lambda of: by_neighbours(of, ks=(1, 3), metrics=("cosine", "l2")), by_logistic])
+@pytest.mark.parametrize(("part", "use"), [(0, "are fitted while options are chosen"), (1, "choose the options")])
+def test_training_masks_of_ignored_pixels_alone_are_told_from_test_masks(head, part, use):
+    parts, _ = split(True)
+    labels = parts.labels.clone()
+    labels[parts.chosen_on[part]] = IGNORED
+    with pytest.raises(UsageError, match=f"no pixel counts in the masks of the .* training images that {use}"):
+        head(replace(parts, labels=labels))
 
 
 def test_a_verdict_is_paired_over_test_images():

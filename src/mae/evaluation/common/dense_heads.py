@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
+from mae.data.annotations.pixel_classes import IGNORED
 from mae.errors import UsageError
 from mae.evaluation.common.dense import (
     Metric,
@@ -75,11 +76,17 @@ class DenseSplit:
         """Nine tenths of the training images, and the rest of them as those to tell the classes of.
 
         Raises:
-            UsageError: there are fewer than two.
+            UsageError: there are fewer than two, or no pixel of either part counts.
         """
         if len(self.labels) < 2:
             raise UsageError(f"{len(self.labels)} training image with a mask; expected 2 or more, to choose options on")
         fitted, held = self.chosen_on
+        for rows, use in ((fitted, "are fitted while options are chosen"), (held, "choose the options")):
+            if (self.labels[rows] == IGNORED).all():
+                raise UsageError(
+                    f"no pixel counts in the masks of the {len(rows):,} of {len(self.labels):,} training images that "
+                    f"{use}; give more training images, or ignore less"
+                )
         return replace(self, train=self.train[fitted], test=self.train[held], labels=self.labels[fitted])
 
     @cached_property
