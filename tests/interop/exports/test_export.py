@@ -31,6 +31,8 @@ from mae.interop.exports.card import model_card
 from mae.interop.exports.export import TOLERANCE, export_model
 from mae.interop.exports.formats import FORMATS, OFFICIAL_FILE
 from mae.interop.exports.roundtrip import READERS, model_outputs
+from mae.interop.imports.convert import WeightMetadata
+from mae.interop.imports.load import load_external
 from mae.interop.imports.open import open_model
 from mae.modalities.images.crop import central_crop
 from mae.models.file import model_metadata, save_model
@@ -374,6 +376,19 @@ def test_an_export_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     started.send_signal(signal.SIGTERM)
     assert started.wait(timeout=60) == 75
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["timm", "hf-vit", "hf-vitmae", "official"])
+def test_statistics_that_are_unknown_stay_so(name: str, tmp_path: Path):
+    """Libraries need numbers, and 0 and 1 are written for them."""
+    FORMATS[name].write(tiny_model(img_size=16, **{**STATISTICS, "mean": None, "std": None}).eval(), tmp_path, None)
+    folder = tmp_path / OFFICIAL_FILE if name == "official" else tmp_path
+    model, report = open_model(folder, photo_check=False)
+    assert model.config is not None and model.config.tokenizer.mean is model.config.tokenizer.std is None
+    assert "channel statistics are unknown" in report.notes
+    given = WeightMetadata(mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
+    model, _ = load_external(folder, metadata=given, photo_check=False)
+    assert model.config is not None and model.config.tokenizer.mean == (0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize(("size", "share"), [(16, 0.875), (256, 1.0)])

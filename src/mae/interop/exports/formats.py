@@ -22,6 +22,7 @@ from mae.interop.exports.graphs import (
     write_program,
 )
 from mae.interop.exports.naming import hf_tensors, official_tensors
+from mae.interop.imports.sidecar import STATISTICS_UNKNOWN
 from mae.models.classifier import Classifier, ImageClassifier
 from mae.models.detector import Detector
 from mae.models.file import model_metadata, save_model
@@ -74,6 +75,11 @@ def _statistics(config: MethodConfig) -> tuple[list[float], list[float]]:
     if config.tokenizer.mean is None or config.tokenizer.std is None:
         return [0.0] * config.layout.channels, [1.0] * config.layout.channels
     return list(config.tokenizer.mean), list(config.tokenizer.std)
+
+
+def _marked(config: MethodConfig) -> dict[str, bool]:
+    """That the statistics written stand for unknown ones, for an import of this package."""
+    return {STATISTICS_UNKNOWN: True} if config.tokenizer.mean is None else {}
 
 
 def _check_encoder(config: MethodConfig, name: str) -> None:
@@ -139,6 +145,7 @@ def write_timm(model: PretrainedEncoder, folder: Path, licence: str | None) -> N
             "classifier": "head",
         },
     }
+    described |= _marked(config)
     if config.tokenizer.pixel_dtype is not None:  # timm ignores it
         described["pixel_dtype"] = config.tokenizer.pixel_dtype
     if isinstance(model, ImageClassifier) and model.class_names:
@@ -209,6 +216,7 @@ def _write_preprocessing(config: MethodConfig, folder: Path, *, evaluated: bool 
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
+        **_marked(config),
     }
     write_json(folder / "preprocessor_config.json", described)
 

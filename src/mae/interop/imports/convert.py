@@ -53,6 +53,7 @@ class WeightMetadata:
         rows_first: whether the position embedding encodes rows before columns.
         mean: per-channel mean of the images, in the unit that `pixel_dtype` implies.
         std: per-channel std, likewise.
+        statistics_unknown: that nobody knows mean and std, whatever stands for them where a library needs numbers.
         pixel_dtype: see `MethodConfig`.
         class_names: of a classifier, in the order of its logits.
     """
@@ -67,6 +68,7 @@ class WeightMetadata:
     rows_first: bool | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    statistics_unknown: bool | None = None
     pixel_dtype: PixelDtype | None = None
     class_names: tuple[str, ...] | None = None
 

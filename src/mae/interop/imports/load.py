@@ -132,6 +132,7 @@ def _completed(path: Path, renamed: RenamedTensors, metadata: WeightMetadata) ->
         )
     if (
         metadata.mean is None
+        and not metadata.statistics_unknown
         and renamed.decoder
         and renamed.encoder["patch_embed.proj.weight"].shape[1] == len(IMAGENET_MEAN)
     ):

@@ -12,6 +12,8 @@ from mae.interop.imports.convert import WeightMetadata
 from mae.interop.imports.reading import ExternalWeights
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STATISTICS_UNKNOWN = "statistics_unknown"
+"""An entry that exports write where mean and std stand for unknown ones; other libraries ignore it."""
 
 
 def sidecar_metadata(external: ExternalWeights) -> WeightMetadata:
@@ -123,9 +125,11 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
         model = config.get("model_args")
         own = model if isinstance(model, dict) else {}
         usual = size[1:] if isinstance(size, list) else None
+        unknown = config.get(STATISTICS_UNKNOWN)
         return {
-            "mean": arguments.get("mean"),
-            "std": arguments.get("std"),
+            "mean": None if unknown is True else arguments.get("mean"),
+            "std": None if unknown is True else arguments.get("std"),
+            STATISTICS_UNKNOWN: unknown,
             "pixel_dtype": config.get("pixel_dtype"),
             "trained_size": _both_sides(own.get("img_size") or usual),  # timm before 1.0.31 leaves input_size as usual
             "num_heads": own.get("num_heads"),
@@ -150,6 +154,8 @@ def _both_sides(size: Any) -> Any:
 
 
 def _from_preprocessing(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    if (unknown := preprocessing.get(STATISTICS_UNKNOWN)) is True:
+        return {STATISTICS_UNKNOWN: unknown, "pixel_dtype": _pixel_dtype(preprocessing)}
     mean, std = preprocessing.get("image_mean"), preprocessing.get("image_std")
     if preprocessing.get("do_normalize") is False:
         channels = len(mean) if isinstance(mean, list) else 3
