@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from drawn_masks import drawn_masks
 from PIL import Image
@@ -18,6 +19,7 @@ import mae
 from mae.cli import main
 from mae.errors import UsageError
 from mae.evaluation.common.segmentation_training import ScaledCrop, commonest_class, counts_of, of_one_class
+from mae.evaluation.extractors.external_models import wrap_timm
 from mae.evaluation.run import Evaluation, evaluate
 from mae.models.segmenter import Segmenter
 
@@ -122,6 +124,12 @@ def test_a_model_without_patches_is_refused(data: Path, tmp_path: Path):
     flat = by_function(lambda images: images.flatten(1), img_size=(8, 8))
     with pytest.raises(UsageError, match="gives no patch tokens"):
         evaluate("segmentation_linear", flat, data=data, out=tmp_path, **QUICK)
+
+
+def test_stages_of_different_sizes_are_refused(data: Path, tmp_path: Path):
+    model = timm.create_model("test_convnext", num_classes=0, pretrained_cfg_overlay={"input_size": (3, 64, 64)})
+    with pytest.raises(UsageError, match="^stages gives maps of 4x4 and 2x2 for --layers 2; expected fewer, of one"):
+        evaluate("segmentation_linear", wrap_timm(model, name="stages"), data=data, out=tmp_path, **QUICK, layers=2)
 
 
 def test_crops_keep_image_and_mask_together():

@@ -140,7 +140,7 @@ class FrozenSegmenter(nn.Module):
         device: where it computes.
 
     Raises:
-        UsageError: nobody says what leaves the model's blocks, or there are fewer of them.
+        UsageError: nobody says what leaves the model's blocks, there are fewer of them, or their maps differ in size.
     """
 
     def __init__(
@@ -156,7 +156,13 @@ class FrozenSegmenter(nn.Module):
         if layers > 1 and (extractor.blocks is None or extractor.blocks.depth < layers):
             raise UsageError(f"{extractor.name} does not give the maps of {layers} blocks; expected --layers 1")
         self._extractor, self._grid, self._layers = extractor, grid, layers
-        width = sum(found.shape[1] for found in self._maps(_blank(extractor, device)))
+        shapes = [found.shape[1:] for found in self._maps(_blank(extractor, device))]
+        if len(sizes := dict.fromkeys(shape[1:] for shape in shapes)) > 1:
+            told = " and ".join("x".join(map(str, size)) for size in sizes)
+            raise UsageError(
+                f"{extractor.name} gives maps of {told} for --layers {layers}; expected fewer, of one size"
+            )
+        width = sum(shape[0] for shape in shapes)
         self.head = LinearMapHead(width, num_classes).to(device)
 
     @torch.no_grad()
