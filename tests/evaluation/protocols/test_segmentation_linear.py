@@ -132,6 +132,18 @@ def test_stages_of_different_sizes_are_refused(data: Path, tmp_path: Path):
         evaluate("segmentation_linear", wrap_timm(model, name="stages"), data=data, out=tmp_path, **QUICK, layers=2)
 
 
+@pytest.mark.parametrize("protocol", ["segmentation_linear", "finetune_segmentation"])
+def test_training_masks_of_ignored_pixels_alone_are_refused(protocol: str, saved: Path, tmp_path: Path):
+    folder = drawn_masks(tmp_path / "data")
+    for path in folder.glob("train/masks/*.png"):
+        Image.fromarray(np.full((24, 40), 255, dtype=np.uint8)).save(path)
+    options: dict[str, Any] = {"head": "linear", "warmup": 0} if protocol == "finetune_segmentation" else {}
+    with pytest.raises(UsageError, match="^no pixel of the 12 training masks has a class that counts; give other"):
+        evaluate(
+            protocol, saved, data=folder, out=tmp_path, device="cpu", quiet=True, batch_size=6, iterations=2, **options
+        )
+
+
 def test_crops_keep_image_and_mask_together():
     from torchvision import tv_tensors
 

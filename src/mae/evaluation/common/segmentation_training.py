@@ -224,10 +224,18 @@ def _map_of(
 
 
 def commonest_class(task: SegmentationTask, numbers: Int64[Tensor, " n"]) -> int:
-    """The class of most pixels of some training images."""
+    """The class of most pixels of some training images.
+
+    Raises:
+        UsageError: no pixel of them has a class that counts.
+    """
     counts = np.zeros(IGNORED + 1, dtype=np.int64)
     for number in numbers.tolist():
         counts += np.bincount(task.data.train.labels(number).ravel(), minlength=IGNORED + 1)
+    if not counts[:IGNORED].any():
+        raise UsageError(
+            f"no pixel of the {len(numbers):,} training masks has a class that counts; give other masks or ignore less"
+        )
     return int(counts[:IGNORED].argmax())
 
 

@@ -65,6 +65,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         from mae.models.inference import undisturbed
 
         numbers = used_images(task, read_share(self.labels_used))
+        commonest = commonest_class(task, numbers)
         drawn = DrawnMaps(task, self.pictures, title=self.title)
         counts: dict[str, Tensor] = {}
         first: dict[str, SupervisedTraining] = {}
@@ -77,7 +78,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
                 with undisturbed(segmenter):
                     drawn.add(who, seeded, segmenter)
                     counts[who] = counts_of(seeded, segmenter)
-        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest_class(task, numbers))
+        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest)
         ours = first[THIS_MODEL]
         return segmentation_result(
             task,

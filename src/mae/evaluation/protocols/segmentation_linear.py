@@ -76,6 +76,7 @@ class SegmentationLinear(SegmentationProtocol):
         grid = grid_of_patches(task.extractor, task.device)
         others = dense_baselines(task.extractor, grid) if self.baselines else []
         numbers = task.images("train").readable
+        commonest = commonest_class(task, numbers)
         counts: dict[str, Tensor] = {}
         drawn = DrawnMaps(task, self.pictures, title=self.title)
         trainings: dict[str, SupervisedTraining] = {}
@@ -89,7 +90,7 @@ class SegmentationLinear(SegmentationProtocol):
                 drawn.add(who, of, head)
             if extractor is task.extractor:
                 self._save(of, head, trainings[who])
-        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest_class(task, numbers))
+        counts[COMMONEST] = of_one_class(counts[THIS_MODEL], commonest)
         ours = trainings[THIS_MODEL]
         return segmentation_result(
             task,
