@@ -246,8 +246,9 @@ def check_any(images: Collection[object], paths: Iterable[str], *, name: str) ->
 
 def unread_note(paths: Iterable[str]) -> str:
     """What to add to a source's note about images in formats that are not read, and archives; empty without any."""
+    unread = {*UNREAD_EXTENSIONS, *_ARCHIVES}
     extensions = (os.path.splitext(path)[1].lower() for path in paths)
-    found = Counter(extension for extension in extensions if extension in (*UNREAD_EXTENSIONS, *_ARCHIVES))
+    found = Counter(extension for extension in extensions if extension in unread)
     return f"; not read: {', '.join(f'{count:,} {each}' for each, count in found.most_common())}" if found else ""
 
 
