@@ -85,12 +85,13 @@ def open_folder(root: Path, *, name: str) -> FileSource:
     again, lost = list[str](), list[str]()
     found = sorted(walk(root, again=again, lost=lost))
     images = [file for file in found if is_image(file[0])]
-    check_any(images, [file[0] for file in found], name=name)
+    others = endings(file[0] for file in found)
+    check_any(images, others, name=name)
     source = _file_source(images, name=name, kind="folder", root=root)
     linked = f"; {count_of(len(again), 'link')} to folders listed once already skipped: {again[0]}" if again else ""
     gone = sorted(filter(is_image, lost))
     linked += f"; {count_of(len(gone), 'link')} to nothing skipped: {gone[0]}" if gone else ""
-    return replace(source, note=source.note + unread_note(file[0] for file in found) + visible(linked))
+    return replace(source, note=source.note + unread_note(others) + visible(linked))
 
 
 def open_list(path: Path, *, name: str) -> FileSource:
@@ -225,12 +226,17 @@ def is_image(path: str) -> bool:
     return path.lower().endswith(EXTENSIONS)
 
 
-def check_any(images: Collection[object], paths: Iterable[str], *, name: str) -> None:
+def endings(paths: Iterable[str]) -> Counter[str]:
+    """How many of some files have each extension, in small letters; empty: none."""
+    return Counter(os.path.splitext(path)[1].lower() for path in paths)
+
+
+def check_any(images: Collection[object], found: Counter[str], *, name: str) -> None:
     """Refuses what holds no images, and says what it holds instead.
 
     Args:
         images: those found.
-        paths: all files that were looked at.
+        found: `endings` of all files that were looked at.
         name: what the user called it.
 
     Raises:
@@ -238,18 +244,20 @@ def check_any(images: Collection[object], paths: Iterable[str], *, name: str) ->
     """
     if images:
         return
-    found = Counter(os.path.splitext(path)[1].lower() or "without extension" for path in paths)
-    others = ", ".join(f"{count:,} {extension}" for extension, count in found.most_common(5)) or "nothing"
-    advice = "; convert those to PNG, JPEG or TIFF first" if any(each in UNREAD_EXTENSIONS for each in found) else ""
+    others = ", ".join(f"{n:,} {each or 'without extension'}" for each, n in found.most_common(5)) or "nothing"
+    advice = "; convert those to PNG, JPEG or TIFF first" if found.keys() & {*UNREAD_EXTENSIONS} else ""
     raise UsageError(f"{name} holds no images: looked for {' '.join(EXTENSIONS)}; found {others}{advice}")
 
 
-def unread_note(paths: Iterable[str]) -> str:
-    """What to add to a source's note about images in formats that are not read, and archives; empty without any."""
+def unread_note(found: Counter[str]) -> str:
+    """What to add to a source's note about images in formats that are not read, and archives; empty without any.
+
+    Args:
+        found: `endings` of all files.
+    """
     unread = {*UNREAD_EXTENSIONS, *_ARCHIVES}
-    extensions = (os.path.splitext(path)[1].lower() for path in paths)
-    found = Counter(extension for extension in extensions if extension in unread)
-    return f"; not read: {', '.join(f'{count:,} {each}' for each, count in found.most_common())}" if found else ""
+    told = [f"{count:,} {each}" for each, count in found.most_common() if each in unread]
+    return f"; not read: {', '.join(told)}" if told else ""
 
 
 def count_of(number: int, what: str) -> str:

@@ -219,9 +219,8 @@ def open_tars(paths: Sequence[Path], *, name: str) -> TarSource:
     with ThreadPoolExecutor(min(len(paths), 16)) as pool:  # on a network file system each header takes its time
         indexes = list(pool.map(partial(_index, folder=_index_folder()), paths))
     skipped: Counter[str] = sum((index.skipped for index in indexes), Counter())
-    no_images = {what: skipped.pop(what) for what in [*skipped] if what[:1] in ("", ".")}
+    others = Counter({what: skipped.pop(what) for what in [*skipped] if what[:1] in ("", ".")})
     faults = {what: skipped.pop(what) for what in (MORE_BEHIND, NO_END) if what in skipped}
-    others = [f"a{extension}" for extension in Counter(no_images).elements()]
     if not any(index.names for index in indexes):
         check_any([], others, name=name)
     root = Path(os.path.commonpath([path.absolute().parent for path in paths]))

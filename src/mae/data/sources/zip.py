@@ -17,7 +17,7 @@ from mae.data.decode.image import HEADER_BYTES, recognise
 from mae.data.decode.limits import UnreadableImage, check_num_bytes
 from mae.data.items import Names, fingerprint_of
 from mae.data.sources.channel_names import MAX_NAMES_BYTES, NAMES_FILE, parse_names
-from mae.data.sources.folder import check_any, count_of, is_image, is_visible, plain_path, unread_note
+from mae.data.sources.folder import check_any, count_of, endings, is_image, is_visible, plain_path, unread_note
 from mae.data.sources.source import Source
 from mae.errors import UsageError
 
@@ -110,7 +110,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
     images = {path: member for path, member in members.items() if is_image(path)}
-    check_any(images, members, name=name)
+    others = endings(members)
+    check_any(images, others, name=name)
     if any(member.flag_bits & 1 for member in images.values()):
         raise UsageError(f"{name} is encrypted; expected a zip without a password")
     table = [(m.header_offset, m.compress_size, m.file_size, m.CRC, m.compress_type) for m in images.values()]
@@ -121,7 +122,7 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
     left_out += ", ".join(f"{count:,} {what}" for what, count in sorted(skipped.items()))
     return ZipSource(
         name=name,
-        note=f"zip, {count_of(len(images), 'file')}{left_out}{unread_note(members)}",
+        note=f"zip, {count_of(len(images), 'file')}{left_out}{unread_note(others)}",
         path=path,
         names=Names(images),
         table=np.array(table, dtype=np.int64),
