@@ -161,13 +161,15 @@ def _classes(
             Finding(name="classes", level="stop", value=str(error), advice=advice),
         ]
     known = np.array([*classes.values, *classes.ignored])
-    smeared = [mask for mask in speckled if listed is None or not np.isin(mask.values, known).all()]
-    left_out = set(map(id, smeared))  # of ten thousands, a list would be searched through for each mask
-    clean = [[mask for mask in part if len(mask.values) and id(mask) not in left_out] for part in masks]
+
+    def is_smeared(mask: _Mask) -> bool:
+        return mask.lonely > limit and (listed is None or not np.isin(mask.values, known).all())
+
+    clean = [[mask for mask in part if len(mask.values) and not is_smeared(mask)] for part in masks]
     counts = [_counts(part, classes) for part in clean]
     return [
         kinds,
-        _smeared(smeared, usable),
+        _smeared([mask for mask in speckled if is_smeared(mask)], usable),
         _unknown([mask for part in clean for mask in part], classes, known),
         _one_class(np.sum(counts, axis=0), classes) or in_both_parts(classes.names, *counts),
     ]
