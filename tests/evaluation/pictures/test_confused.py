@@ -8,7 +8,7 @@ import torch
 from tiny_task import make_task, small_model, striped
 
 from mae.evaluation.pictures import confused
-from mae.evaluation.pictures.confused import commonest_confusions, draw_confused
+from mae.evaluation.pictures.confused import draw_confused, most_confused
 
 
 def test_confusions_are_those_of_a_plain_count():
@@ -17,12 +17,10 @@ def test_confusions_are_those_of_a_plain_count():
     pairs = list(zip(labels.tolist(), predicted.tolist(), strict=True))
     counted = Counter(pair for pair in pairs if pair[0] != pair[1])
     expected = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:4]
-    assert commonest_confusions(labels, predicted, num_classes=6) == [(*pair, count) for pair, count in expected]
-    assert commonest_confusions(labels, labels, num_classes=6) == []
+    assert most_confused(labels, predicted, num_classes=6) == [(*pair, count) for pair, count in expected]
+    assert most_confused(labels, labels, num_classes=6) == []
     # Of so many classes a whole matrix would have 8 TB.
-    assert commonest_confusions(labels, predicted, num_classes=1_000_000) == [
-        (*pair, count) for pair, count in expected
-    ]
+    assert most_confused(labels, predicted, num_classes=1_000_000) == [(*pair, count) for pair, count in expected]
 
 
 def test_images_of_a_pair_are_of_that_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,7 @@ from torch import Tensor
 from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.pictures.examples import write_examples
+from mae.report.figures.confusion import commonest_confusions
 
 _PAIRS, _EACH = 4, 5
 """Pairs of classes, and images of each."""
@@ -37,7 +38,7 @@ def draw_confused(
         MAEError: an image cannot be read, or the file not be written.
     """
     rows, notes, numbers = [], [], images.readable
-    for true, given, count in commonest_confusions(labels, predicted, num_classes=len(names)):
+    for true, given, count in most_confused(labels, predicted, num_classes=len(names)):
         found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
         said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
         rows.append([*found, *[None] * (_EACH - len(found))])
@@ -47,14 +48,11 @@ def draw_confused(
     write_examples(images, rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
 
 
-def commonest_confusions(
+def most_confused(
     labels: Int64[Tensor, " m"], predicted: Int64[Tensor, " m"], *, num_classes: int
 ) -> list[tuple[int, int, int]]:
     """True class, predicted class and how often, of the commonest confusions; of equally common ones the first."""
     matrix = confusion_matrix(predicted, labels, num_classes)
-    pairs, counts = matrix.indices(), matrix.values()
-    wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
-    order = wrong[counts[wrong].argsort(descending=True, stable=True)][:_PAIRS]
-    return [
-        (true, given, int(counts[row])) for row, (true, given) in zip(order, pairs[:, order].T.tolist(), strict=True)
-    ]
+    cells = commonest_confusions(matrix)[:_PAIRS]
+    pairs, counts = matrix.indices()[:, cells], matrix.values()[cells]
+    return [(true, given, count) for (true, given), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)]

@@ -198,17 +198,22 @@ def _print_counts(figure: "Figure", layout: _Layout, matrix: Int64[Tensor, "K K"
         write_lines(figure, place, [f"{count:,}"], _NAME_SIZE, colour=colour, align="center")
 
 
+def commonest_confusions(matrix: Int64[Tensor, "K K"]) -> Int64[Tensor, " wrong"]:
+    """Places of confusions among the cells of a sparse matrix, the commonest first; equally common ones in order."""
+    pairs, counts = matrix.indices(), matrix.values()
+    wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
+    return wrong[counts[wrong].argsort(descending=True, stable=True)]
+
+
 def _list_confusions(
     figure: "Figure", layout: _Layout, matrix: Int64[Tensor, "K K"], class_names: Sequence[str]
 ) -> None:
     """List the most common confusions."""
     left, top = layout.left + layout.side + 2 * _GAP, layout.top
     counts, shares, pairs = matrix.values(), _shares(matrix), matrix.indices()
-    wrong = (pairs[0] != pairs[1]).nonzero()[:, 0]
-    commonest = wrong[counts[wrong].argsort(descending=True, stable=True)][:_NUM_LISTED]
     write_lines(figure, (left, top), ["Most common confusions: true → predicted"], _TEXT_SIZE, bold=True)
     pitch = line_height(_TEXT_SIZE) + 4
-    for number, cell in enumerate(commonest.tolist(), start=1):
+    for number, cell in enumerate(commonest_confusions(matrix)[:_NUM_LISTED].tolist(), start=1):
         number_text = f"{int(counts[cell]):,} ({shares[cell]:.0%})"
         room = (_LIST_WIDTH - text_width(number_text + "  →   ", _TEXT_SIZE)) / 2
         true, predicted = (
