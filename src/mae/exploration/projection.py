@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mae.errors import UsageError
+from mae.evaluation.common.principal_axes import principal_axes
 from mae.exploration.explored import Projection
 from mae.records import check_known
 
@@ -51,11 +52,11 @@ def project(features: Float[Tensor, "n D"], projection: Projection, *, seed: int
 def _pca(features: Float[Tensor, "n D"]) -> tuple[Float32[Tensor, "n 2"], tuple[float, float]]:
     """The first two principal components, and their shares of the variance; the largest loading is positive."""
     centred = features.double()
-    variances, directions = torch.linalg.eigh(centred.T @ centred)  # ascending
-    largest = directions.flip(1)[:, :2]
+    squares, axes = principal_axes(centred)
+    largest = axes[:2].T
     largest = torch.nn.functional.pad(largest, (0, 2 - largest.shape[1]))  # of features of width 1
     deciding = largest.gather(0, largest.abs().argmax(dim=0, keepdim=True))
-    shares = (variances / variances.sum().clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0).flip(0)
+    shares = squares / squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
     across, up = (*shares[:2].tolist(), 0.0)[:2]
     return (centred @ (largest * deciding.sign())).float(), (across, up)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mae.errors import MAEError
 from mae.evaluation.common.hold_out import check_labels, hold_out
+from mae.evaluation.common.principal_axes import principal_axes
 
 PENALTIES = tuple(10.0**-power for power in range(9))
 """Strong to weak. With features of std 1, a penalty of 1 leaves little more than the difference of the class means;
@@ -153,8 +154,8 @@ class _Standard:
         self.mean, self.std = mean.to(device), std.to(device)
         if num < len(mean):  # across the samples' span the best weights are 0
             z = standardise(features, self.mean, self.std).cpu().double()
-            _, spread, axes = torch.linalg.svd(z, full_matrices=False)
-            self.variances, self.axes = spread.square() / num, axes.T
+            squares, axes = principal_axes(z)
+            self.variances, self.axes = squares / num, axes.T
             return
         covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
         for chunk in chunks:

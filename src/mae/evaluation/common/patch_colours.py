@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
+from mae.evaluation.common.principal_axes import principal_axes
+
 ENDS = (0.01, 0.99)
 """Quantiles of a component between which its colour goes from 0 to full; what lies beyond is clipped."""
 
@@ -43,8 +45,8 @@ def fit_colours(tokens: Float[Tensor, "n D"]) -> PatchColours:
     """The basis of colours of some tokens: principal components of all of them, with no background cut away."""
     mean = tokens.double().mean(dim=0)
     centred = tokens.double() - mean
-    variances, axes = _principal_axes(centred)
-    shares = (variances / variances.sum())[:3]
+    squares, axes = principal_axes(centred)
+    shares = (squares / squares.sum())[:3]
     shares = torch.where(shares > _ROUNDING, shares, 0)
     largest = axes[:3] * (shares > 0).unsqueeze(1)  # [3, D], fewer of narrower tokens
     sizes = largest.abs()
@@ -54,12 +56,3 @@ def fit_colours(tokens: Float[Tensor, "n D"]) -> PatchColours:
     ends = torch.tensor(ENDS, dtype=torch.float64)
     low, high = torch.quantile(centred @ components.T, ends, dim=0)
     return PatchColours(mean=mean, components=components, low=low, high=high, explained=tuple(shares.tolist()))
-
-
-def _principal_axes(centred: Float64[Tensor, "n D"]) -> tuple[Float64[Tensor, " r"], Float64[Tensor, "r D"]]:
-    """Variances, up to a factor, and their directions, the largest first."""
-    if len(centred) < centred.shape[1]:  # such as raw pixels of many channels, whose covariance would take gigabytes
-        _, spread, axes = torch.linalg.svd(centred, full_matrices=False)
-        return spread.square(), axes
-    variances, directions = torch.linalg.eigh(centred.T @ centred)  # ascending
-    return variances.flip(0), directions.T.flip(0)
