@@ -19,7 +19,7 @@ Not equal, as each method is used as it is meant:
   quarter, and crops and flips alone. So crops and encoder tokens a second differ, and both are in the table; of DINO
   its teacher's tokens are not counted.
 - Peers read the class token, ours the mean of the patch tokens, and each is evaluated by k-NN and linear probe on what
-  it reads. The JSON has both. Attentive probe and fine-tuning use the patch tokens of all.
+  it reads. The JSON has both. Attentive probe, fine-tuning and the dense scores use the patch tokens of all.
 - The peak rate of each peer is the best of `--rates` by k-NN on a tenth of the training part, in a short run; the time
   for that is not counted. Ours keep the rate of their words. Nobody's choice sees a test image.
 - Peers take `--images` images a step, as contrast wants many; ours the batch of their words.
@@ -71,11 +71,13 @@ from mae.training.schedule import WarmupCosine
 from mae.training.settings import CheckpointSpec, TrainingSettings
 
 K = 20
+DENSE = "segmentation_knn"
 PROTOCOLS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "knn": ("knn", {"ks": (K,)}),
     "linear_probe": ("linear_probe", {}),
     "attentive_probe": ("attentive_probe", {}),
     "finetune": ("labels", {"shares": ("1%", "100%")}),
+    DENSE: (DENSE, {"pictures": 0}),
 }
 """What `--evaluate` names: a protocol of the package and its options."""
 DECIDED = ("--model", "--img-size", "--epochs", "--steps", "--seed", "--out", "--warmup-epochs", "--resume")
@@ -271,11 +273,11 @@ def evaluate(folder: Path, seed: int, args: Namespace, *, baselines: bool, devic
     scores: dict[str, Any] = read_json(path) if path.exists() else {}
     for name in (name for name in args.evaluate if name not in scores):
         protocol, options = PROTOCOLS[name]
-        if name in ("knn", "linear_probe"):
+        if name in ("knn", "linear_probe", DENSE):
             options = {**options, "baselines": baselines}
         record = mae.evaluate(
-            protocol, folder / "encoder.safetensors", data=args.data or args.source, out=folder, device=device,
-            seed=seed, overlap="drop", quiet=True, **options,
+            protocol, folder / "encoder.safetensors", data=args.masks if name == DENSE else args.data or args.source,
+            out=folder, device=device, seed=seed, overlap="drop", quiet=True, **options,
         )  # fmt: skip
         scores[name] = record.result
         write_json(path, scores)
@@ -320,6 +322,7 @@ def parse_args(words: list[str] | None) -> Namespace:
     parser = script_parser(__doc__, figures=False)
     parser.add_argument("source", help="labelled images, such as cifar10.zip")
     parser.add_argument("--data", help="labelled images for the evaluations, where they are others")
+    parser.add_argument("--masks", help=f"images with masks for {DENSE}, such as camvid")
     parser.add_argument(
         "--ours", nargs="*", default=["default"], help="a recipe each, and words of mae pretrain after it"
     )
@@ -351,10 +354,14 @@ def _check(args: Namespace, parser: ArgumentParser) -> None:
         parser.error("--minutes, --measuring and --rates take numbers above 0")
     if args.images < 2:
         parser.error(f"--images is {args.images}; expected 2 or more, which a loss can compare")
+    if (DENSE in args.evaluate) != (args.masks is not None):
+        parser.error(
+            f"--masks is {args.masks}; {DENSE} among --evaluate needs images with masks, and nothing else does"
+        )
     names = [slug(name) for name in (*args.peers, *args.ours, UNTRAINED)]
     if twice := [name for name in names if names.count(name) > 1]:
         parser.error(f"{twice[0]} is named twice; leave one of them out")
-    decide = ("source", "data", "common", "model", "img_size", "images", "rates")
+    decide = ("source", "data", "masks", "common", "model", "img_size", "images", "rates")
     asked, mark = {name: vars(args)[name] for name in decide}, args.out / ASKED
     if mark.exists() and read_json(mark) != asked:
         parser.error(f"{args.out} holds a comparison of other options; give the same ones, or another --out")

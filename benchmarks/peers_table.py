@@ -15,12 +15,16 @@ from mae.experiments.core.stats import CONFIDENCE, compare, summarise
 
 RAW_PIXELS = "raw pixels"
 K = "20"
+DENSE_HEADS = {"knn": "dense k-NN", "logistic": "dense logistic"}
 BySeed = dict[int, float]
 Results = Sequence[Mapping[str, Any]]
 
 
 def scores_of(result: Mapping[str, Any], who: str = THIS_MODEL) -> dict[str, float]:
-    """The accuracy of a run by metric, on the feature that its method reads; of a baseline where it has one."""
+    """The scores of a run by metric, on the feature that its method reads; of a baseline where it has one.
+
+    Accuracies, and of frozen patches on images with masks the mean intersection over union.
+    """
     feature = result["feature"] if who == THIS_MODEL else "pixels"
     found: dict[str, Any] = {}
     scores = result["scores"]
@@ -32,7 +36,9 @@ def scores_of(result: Mapping[str, Any], who: str = THIS_MODEL) -> dict[str, flo
         found["attentive probe"] = of_attention[who]["patches"]
     if who == THIS_MODEL:
         found |= {f"fine-tuning, {share}": of["fine-tuning"] for share, of in scores.get("finetune", {}).items()}
-    return {metric: of["top1"] for metric, of in found.items() if of is not None}
+    dense = scores.get("segmentation_knn", {}).get(who, {})
+    found |= {name: dense[head] for head, name in DENSE_HEADS.items() if head in dense}
+    return {metric: of["mean_iou" if "mean_iou" in of else "top1"] for metric, of in found.items() if of is not None}
 
 
 def interval(values: Sequence[float]) -> str:

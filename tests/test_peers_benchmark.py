@@ -14,6 +14,7 @@ pytest.importorskip("lightly", reason="lightly, whose losses the peers have, is 
 import joint_embedding
 import peers
 import peers_table
+from drawn_masks import drawn_masks
 from joint_embedding import DINO, PEERS, LeJEPA, Progress, SimCLR, VISReg, distort, pooled
 from lightly.loss.visreg_loss import visreg_shape_loss
 
@@ -238,12 +239,18 @@ def _only_of(folder, evaluate):
 def test_every_protocol_gives_the_table_a_number(tmp_path, monkeypatch):
     monkeypatch.setitem(peers.PROTOCOLS, "finetune", ("labels", {"shares": ("50%", "100%"), "steps": 2}))
     monkeypatch.setitem(peers.PROTOCOLS, "attentive_probe", ("attentive_probe", {"epochs": 1}))
-    args = peers.parse_args(asked(tmp_path / "out", "--evaluate", *peers.PROTOCOLS))
-    found = peers_table.scores_of(peers.untrained(peers.prepare("simclr", args).prepared, 0, args))
+    masks = str(drawn_masks(tmp_path / "masks"))
+    args = peers.parse_args(asked(tmp_path / "out", "--masks", masks, "--evaluate", *peers.PROTOCOLS))
+    run = peers.untrained(peers.prepare("simclr", args).prepared, 0, args)
+    found, raw = (peers_table.scores_of(run, who) for who in (peers.THIS_MODEL, peers_table.RAW_PIXELS))
     assert list(found) == [
-        "k-NN", "linear probe", "attentive probe", "fine-tuning, 50 %", "fine-tuning, 100 %",
+        "k-NN", "linear probe", "attentive probe", "fine-tuning, 50 %", "fine-tuning, 100 %", "dense k-NN",
+        "dense logistic",
     ]  # fmt: skip
     assert all(0 <= value <= 1 for value in found.values())
+    dense = run["scores"]["segmentation_knn"]
+    assert found["dense k-NN"] == dense["this model"]["knn"]["mean_iou"]
+    assert raw["dense logistic"] == dense["raw pixels"]["logistic"]["mean_iou"]
 
 
 def test_the_best_rate_by_the_training_part_is_kept(tmp_path):
@@ -274,6 +281,8 @@ def test_rates_are_chosen_without_test_images():
         ("--ours", "fast", "fast"),
         ("--minutes", "0"),
         ("--images", "1"),
+        ("--masks", "camvid"),
+        ("--evaluate", "segmentation_knn"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, words, capsys):
