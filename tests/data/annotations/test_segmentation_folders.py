@@ -180,6 +180,20 @@ def test_masks_of_true_and_false_are_numbers(tmp_path: Path):
     assert read_mask(tmp_path / "m.npy").tolist() == [[1, 0]]
 
 
+@pytest.mark.parametrize("more", [{}, {"exif": Image.Exif()}, {"save_all": True}])
+def test_masks_in_webp_are_read_where_it_loses_nothing(tmp_path: Path, more: dict[str, object]):
+    if "save_all" in more:
+        more = {**more, "append_images": [Image.new("L", (40, 30), 9)]}
+    if "exif" in more:
+        more["exif"][271] = "a maker"
+    shades = Image.fromarray(np.arange(1200, dtype=np.uint8).reshape(30, 40) % 7)
+    for name, lossless in (("kept.webp", True), ("lossy.webp", False)):
+        shades.convert("RGB").save(tmp_path / name, lossless=lossless, **more)
+    assert (read_mask(tmp_path / "kept.webp")[:, :, 0] == np.asarray(shades)).all()
+    with pytest.raises(UnreadableImage, match="lossy.webp is a lossy WebP, whose compression changes the numbers"):
+        read_mask(tmp_path / "lossy.webp")
+
+
 def test_what_is_no_mask_is_refused(tmp_path: Path):
     image(tmp_path / "a.jpg")
     with pytest.raises(UnreadableImage, match="is a JPEG, whose compression changes the numbers of classes"):

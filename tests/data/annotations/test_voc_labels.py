@@ -50,9 +50,9 @@ def test_lists_tell_the_parts(tmp_path: Path):
     lists = tmp_path / "ImageSets" / "Main"
     lists.mkdir(parents=True)
     for name, stems in {
-        "train": "0\n1\n",
+        "train": "0\n1\n0\n",
         "val": "2\n",
-        "trainval": "0\n1\n2",
+        "trainval": "0\n1\n2\n1.jpg",
         "test": "3\n../../etc/passwd\n",
     }.items():
         (lists / f"{name}.txt").write_text(stems)

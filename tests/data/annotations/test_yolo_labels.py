@@ -64,6 +64,17 @@ def test_images_that_a_list_names_and_that_are_not_there_are_counted(tmp_path: P
     assert note.endswith("; 2 images listed but not there left out")
 
 
+def test_an_image_that_lists_name_twice_counts_once(tmp_path: Path):
+    for number in range(3):
+        image(tmp_path / "images" / f"{number}.jpg")
+        write(tmp_path / "labels" / f"{number}.txt")
+    write(tmp_path / "first.txt", "./images/0.jpg\nimages/1.jpg\nimages/0.jpg\n")
+    write(tmp_path / "more.txt", "images/1.jpg\n")
+    write(tmp_path / "val.txt", "images/2.jpg\n")
+    write(tmp_path / "data.yaml", "train: [first.txt, more.txt]\nval: val.txt\n" + NAMES)
+    assert list(open_detection(tmp_path).train.source.names) == ["images/0.jpg", "images/1.jpg"]
+
+
 def test_boxes_are_those_of_torchvision(tmp_path: Path):
     shares = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) * 0.4 + 0.3
     image(tmp_path / "images" / "1.jpg", (640, 480))

@@ -91,7 +91,7 @@ def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:
         lines = {part: read_text(path, max_bytes=_MOST_BYTES).splitlines() for part, path in lists.items()}
         listed = {part: [_listed(line, whole) for line in of if line.strip()] for part, of in lines.items()}
         told = " and ".join(path.name for path in lists.values())
-        parts = {part: [whole.get(stem, (None, None)) for stem in names] for part, names in listed.items()}
+        parts = {part: [whole.get(stem, (None, None)) for stem in dict.fromkeys(of)] for part, of in listed.items()}
         return parts, [f"parts as listed in {told}"]
     folders = {part: folder for part, names in PARTS if (folder := first(there, names)) is not None}
     parts = {part: list(_paired(root, folder, folder).values()) for part, folder in folders.items()}

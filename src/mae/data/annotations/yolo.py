@@ -24,14 +24,15 @@ def read(root: Path, *, name: str) -> Written | None:
 
     A line is a class from 0, then the middle, width and height of a box, or the x and y of each corner of a polygon,
     whose box is around its corners. Where the YAML file tells the shape of keypoints (`kpt_shape`), these stand behind
-    a box and are passed over. An image without a file, or with an empty one, shows no objects.
+    a box and are passed over. An image without a file, or with an empty one, shows no objects; one that is listed twice
+    counts once.
 
     Raises:
         UsageError: images that are not where the YAML file says, or none with labels.
         MAEError: a line that is none of these.
     """
     told = _told(root)
-    images = _images(root, told, name)
+    images = {part: [*dict.fromkeys(paths)] for part, paths in _images(root, told, name).items()}
     names = None if told is None else _names(told, name)
     keypoints = told is not None and "kpt_shape" in told
     labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}

@@ -143,7 +143,7 @@ def decode_mask(data: bytes, *, name: str) -> np.ndarray:
         name: the file's name for messages.
 
     Raises:
-        UnreadableImage: see `decode`; JPEG's compression, which changes numbers; several pages; or values that are no
+        UnreadableImage: see `decode`; compression that changes numbers, as JPEG's; several pages; or values that are no
             such integers.
     """
     return _guarded(_decode_mask, data, name)
@@ -245,8 +245,9 @@ _PNG_BITS = 24
 
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
-    if kind == "JPEG":
-        raise UnreadableImage(f"{name} is a JPEG, whose compression changes the numbers of classes; expected a PNG")
+    if kind == "JPEG" or (kind == "WebP" and _is_lossy_webp(data)):
+        what = "JPEG" if kind == "JPEG" else "lossy WebP"
+        raise UnreadableImage(f"{name} is a {what}, whose compression changes the numbers of classes; expected a PNG")
     if kind == "NPY":
         pixels = npy.read(data, name=name, stored=True)
     elif kind == "TIFF":
@@ -394,6 +395,15 @@ def _webp_canvas(head: bytes, name: str) -> tuple[int, int]:
     if chunk == b"VP8 " and len(head) == 30:
         return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
     raise UnreadableImage(f"{name} is not a whole WebP image: no size in its header")
+
+
+def _is_lossy_webp(data: bytes) -> bool:
+    """Whether a WebP's first frame is compressed with loss (RFC 9649, sections 2.5 to 2.7)."""
+    at = 12
+    while (chunk := data[at : at + 4]) not in (b"VP8 ", b"VP8L", b""):
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + (16 if chunk == b"ANMF" else length + length % 2)  # a frame's own chunks stand behind 16 bytes
+    return chunk == b"VP8 "
 
 
 def _info(image: ImageFile, bands: int | None) -> ImageInfo:
