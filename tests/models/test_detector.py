@@ -246,8 +246,9 @@ def test_images_of_any_shape_fit() -> None:
 
 
 def test_what_a_detector_cannot_be() -> None:
-    with pytest.raises(UsageError, match="multiple of the patch"):
-        make(size=30)
+    for size in (3, 30):  # less than a patch, and more than some
+        with pytest.raises(UsageError, match="multiple of the patch"):
+            make(size=size)
     with pytest.raises(UsageError, match="0 classes"):
         build_detector(tiny_config(mean=MEAN, std=STD), DetectionHead(size=16), class_names=(), pretrained=None)
     with pytest.raises(UsageError, match="window"):

@@ -58,8 +58,8 @@ def torchvision_detector(head: "DetectionHead", config: MethodConfig, *, num_cla
     wanted, patch = preprocessing_of(config), config.layout.patch[0]
     if config.tokenizer.nodata is not None:
         raise UsageError("the model's images have holes without data, which detectors do not know; use another model")
-    if head.size % patch or head.size < 2 * patch:
-        raise UsageError(f"size is {head.size}; expected a multiple of the patch of {patch} pixels, two at least")
+    if reason := head.why_not(patch):
+        raise UsageError(reason)
     channels, anchor = head.channels, smallest_anchor(head.size, patch)
     anchors = AnchorGenerator(
         sizes=tuple((anchor << level,) for level in range(len(_LEVELS) + 1)), aspect_ratios=(_ASPECTS,) * 5

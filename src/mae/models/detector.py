@@ -54,6 +54,12 @@ class DetectionHead:
         if not 0 < self.channels <= _MOST_CHANNELS:
             raise UsageError(f"channels is {self.channels}; expected 1 to {_MOST_CHANNELS}")
 
+    def why_not(self, patch: int) -> str | None:
+        """What is wrong with its square for an encoder whose patches have this side; None: nothing."""
+        if self.size % patch == 0 and self.size >= 2 * patch:
+            return None
+        return f"size is {self.size}; expected a multiple of the patch of {patch} pixels, two at least"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DetectorOutput:
@@ -258,6 +264,8 @@ def build_detector(
     """
     config = trainable(config)
     vit, patch = config.encoder, config.layout.patch
+    if reason := head.why_not(patch[0]):  # before anything is made of that size
+        raise UsageError(reason)
     trained_on: Grid = (head.size // patch[0], head.size // patch[1])
     encoder = MapViT(
         patch_embed=config.tokenizer.embed(vit.embed_dim),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mae.evaluation.common.average_precision import AveragePrecision, FoundObjects, GroundTruth
     from mae.evaluation.common.supervised import PreparedTraining, SupervisedTraining
     from mae.evaluation.common.task import DetectionTask
+    from mae.evaluation.extractors.extractor import Extractor
     from mae.models.detector import DetectionHead, Detector
 
 _USUAL_BATCH, _MOST_CHANNELS = 8, 256
@@ -65,6 +66,14 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
                 raise UsageError(f"{name} is {value}; expected {least} or more")
         if not 0 < self.scales[0] <= self.scales[1] < inf:
             raise UsageError(f"scales is {self.scales}; expected the smallest and the largest, above 0")
+
+    def why_not(self, extractor: "Extractor") -> str | None:
+        """See `EvaluationProtocol`."""
+        if reason := super().why_not(extractor):
+            return reason
+        assert extractor.model is not None and extractor.model.config is not None
+        config = extractor.model.config
+        return self._head(config).why_not(config.layout.patch[0])
 
     def run(self, task: "DetectionTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
