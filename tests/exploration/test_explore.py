@@ -19,7 +19,7 @@ from mae.cli import main
 from mae.data.sources.open import open_source
 from mae.errors import UsageError
 from mae.exploration import sections
-from mae.exploration.explored import UNLABELLED, labels_of
+from mae.exploration.explored import UNLABELLED, ExploreRun, labels_of
 from mae.exploration.run import explore
 from mae.exploration.unusual_images import duplicates
 
@@ -221,6 +221,25 @@ def test_wrong_requests_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert main(["explore", model, *options]) == 2, options
         assert message in capsys.readouterr().err, options
     assert mae.explore is explore
+
+
+def test_the_same_command_is_taken_after_one_that_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    planted_images(tmp_path / "images")
+    model = str(planted_model(tmp_path / "m.safetensors"))
+    command = ["explore", model, "--data", "images", "--images", "4", "--out", "p.html", "--pictures", "pictures"]
+
+    def stop(explored: ExploreRun) -> None:
+        assert [path.name for path in explored.pictures.iterdir()] == ["map.png"]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mae.exploration.run.SECTIONS", (sections.SECTIONS[0], stop))
+        assert main(command) == 130
+    assert not list((tmp_path / "pictures").iterdir()) and not (tmp_path / "p.html").exists()
+    monkeypatch.setattr("mae.exploration.run.SECTIONS", sections.SECTIONS[:1])
+    assert main(command) == 0
+    assert (tmp_path / "pictures" / "map.png").is_file()
 
 
 def test_too_few_images_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

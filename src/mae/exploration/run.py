@@ -148,12 +148,18 @@ def _some(source: Source, count: int) -> Source:
 
 @contextmanager
 def _folder_of_pictures(asked: str | Path | None) -> Iterator[Path]:
-    if asked is not None:
-        Path(asked).mkdir(parents=True, exist_ok=True)
-        yield Path(asked)
-    else:
+    """Where pictures are drawn; the folder asked for is empty again where the work ends early, to be asked for anew."""
+    if asked is None:
         with TemporaryDirectory(prefix="mae-explore-") as place:
             yield Path(place)
+        return
+    Path(asked).mkdir(parents=True, exist_ok=True)
+    try:
+        yield Path(asked)
+    except BaseException:
+        for picture in Path(asked).glob("*.png"):
+            picture.unlink(missing_ok=True)
+        raise
 
 
 def _sections(explored: ExploreRun) -> list[Section]:
