@@ -59,3 +59,14 @@ def test_a_signal_ends_the_server_and_leaves_nothing(model: Path, monkeypatch: p
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", serve)
     assert main(["web", str(model), "--no-open"]) == 0
     assert len(served) == 1 and not served[0].exists()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75)])
+def test_a_signal_before_there_is_a_page_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(model.parent))
+    monkeypatch.setattr("mae.web.page.write_site", lambda model, folder: signal.raise_signal(getattr(signal, name)))
+    assert main(["web", str(model), "--no-open"]) == code
+    assert capsys.readouterr().err.startswith("mae: error: ")
+    assert not list(model.parent.glob("mae-web-*"))

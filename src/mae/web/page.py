@@ -1,6 +1,7 @@
 """The page of a model, served or written, with its progress told."""
 
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,12 +46,11 @@ def serve_page(model: Path, *, port: int, open_browser: bool, console: Console) 
             with stage(console, "Writing the model as graphs"):
                 write_site(model, Path(folder))
             address = f"http://{HOST}:{server.server_address[1]}/"
-            console.print(f"{address}  (Ctrl-C ends)", highlight=False, soft_wrap=True)
-            if open_browser:
-                webbrowser.open(address)
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
+            with suppress(KeyboardInterrupt):  # so serving ends; what stopped the writing left no page to serve
+                console.print(f"{address}  (Ctrl-C ends)", highlight=False, soft_wrap=True)
+                if open_browser:
+                    webbrowser.open(address)
+                server.serve_forever()
         finally:
             server.server_close()
     return 0
