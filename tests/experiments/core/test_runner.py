@@ -20,6 +20,7 @@ from mae.experiments.core import runner
 from mae.experiments.core.job import STOPPED, EvalSpec, Job, JobFiles, job_name
 from mae.experiments.core.runner import run_jobs, study_folder, write_specs
 from mae.experiments.core.worker import main
+from mae.records import write_json
 
 
 def jobs(count: int, labelled: Path, root: Path) -> list[Job]:
@@ -99,8 +100,25 @@ def test_time_left_counts_from_the_resumption(labelled: Path, tmp_path: Path, mo
 
 def test_finished_jobs_are_skipped(begun: Any, labelled: Path, tmp_path: Path):
     job = begun_study(labelled, tmp_path)
-    JobFiles(root=tmp_path / "study", name=job.name).result.write_text('{"finished": true}')
+    results = {name: {} for name in ("numbers", "baselines", "checkpoints", "hardware", "versions")}
+    results |= {"finished": True, "evaluated": 1, "near_copies": None}
+    write_json(JobFiles(root=tmp_path / "study", name=job.name).result, results)
     assert run_jobs(tmp_path / "study", [job], console=Console(quiet=True)) == (True, {}) and not begun
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [('{"finis', "cannot be read as JSON"), ('{"finished": true}', "has no evaluated, numbers")]
+)
+def test_damaged_results_are_told_with_what_to_do(begun: Any, labelled: Path, tmp_path: Path, text: str, told: str):
+    job = begun_study(labelled, tmp_path)
+    files = JobFiles(root=tmp_path / "study", name=job.name)
+    files.result.write_text(text)
+    with pytest.raises(UsageError, match=f"{files.result} {told}.*; delete the file to evaluate that run again"):
+        run_jobs(tmp_path / "study", [job], console=Console(quiet=True))
+    files.spec.write_text("{}")
+    with pytest.raises(UsageError, match=f"{files.spec}: entry of a job variant is missing"):
+        write_specs(tmp_path / "study", [job])
+    assert not begun
 
 
 @pytest.mark.parametrize("changed", ["data_fingerprint", "images_fingerprint"])

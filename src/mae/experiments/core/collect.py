@@ -17,7 +17,7 @@ from mae.errors import MAEError
 from mae.evaluation.common.capabilities import predicts_pixels
 from mae.evaluation.common.near_duplicates import warning
 from mae.experiments.core.commands import commands
-from mae.experiments.core.job import Job, JobFiles
+from mae.experiments.core.job import Job, JobFiles, read_results
 from mae.experiments.core.metrics import COMMON_MASK_RATIO
 from mae.experiments.core.plan import Study
 from mae.experiments.core.results import CheckpointMetrics, RunResult, StudyResult, Variant
@@ -28,7 +28,6 @@ from mae.models.reconstruction import reconstruct
 from mae.pretraining.build import pictured
 from mae.pretraining.resolve import steps_per_epoch
 from mae.recipes import recipe_config
-from mae.records import read_json
 from mae.report.figures.comparison import draw_comparison
 from mae.report.html.page import Section
 from mae.training.run_folder import RunFolder, find_weights
@@ -37,7 +36,7 @@ from mae.training.run_records import read_image_facts, read_summary
 
 def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str, str], ...]) -> StudyResult:
     """The results of the finished jobs."""
-    done = [(job, read_json(files.result)) for job in jobs if (files := JobFiles(root=out, name=job.name)).finished]
+    done = [(job, read_results(files.result)) for job in jobs if (files := JobFiles(root=out, name=job.name)).finished]
     runs = [
         RunResult(
             variant=job.variant,

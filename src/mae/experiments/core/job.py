@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mae import records
+from mae.errors import UsageError
 from mae.records import read_json
 
 STOPPED = 130
 """Exit code of a job that a signal stopped."""
+
+_RESULTS = ("finished", "evaluated", "numbers", "baselines", "near_copies", "checkpoints", "hardware", "versions")
 
 Overlap = Literal["error", "drop"]
 """What to do with test images that are among the training images: refuse, or leave them out of the test."""
@@ -104,7 +107,7 @@ class JobFiles:
     @property
     def finished(self) -> bool:
         """Whether the job is done."""
-        return self.result.exists() and bool(read_json(self.result)["finished"])
+        return self.result.exists() and bool(read_results(self.result)["finished"])
 
 
 def job_name(variant: str, seed: int) -> str:
@@ -118,4 +121,19 @@ def read_job(spec: Path) -> Job:
     Raises:
         UsageError: no such file, or not a job's.
     """
-    return records.from_json(Job, read_json(spec), what="entry of a job")
+    return records.read_record(Job, spec, what="entry of a job")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The results of a job so far.
+
+    Raises:
+        UsageError: no such file, or one that lacks an entry.
+    """
+    try:
+        results = read_json(path)
+        if missing := [name for name in _RESULTS if name not in results]:
+            raise UsageError(f"{path} has no {', '.join(missing)}; expected the results of a run")
+    except UsageError as error:
+        raise UsageError(f"{error}; delete the file to evaluate that run again") from error
+    return results

@@ -18,7 +18,7 @@ from mae import records
 from mae.config import RunConfig, is_changeable
 from mae.credentials import handed_on
 from mae.errors import UsageError
-from mae.experiments.core.job import STOPPED, Job, JobFiles, read_job
+from mae.experiments.core.job import STOPPED, Job, JobFiles, read_job, read_results
 from mae.records import read_json, write_json
 from mae.report.terminal.console import duration
 from mae.training.log import loss_rows, read_rows
@@ -202,7 +202,7 @@ class _Running:
         step = rows[-1]["step"] if rows else 0
         if step < self.job.total_steps:
             return _SHARE_OF_TRAINING * step / self.job.total_steps, f"step {step}/{self.job.total_steps}"
-        evaluated = read_json(self.files.result)["evaluated"] if self.files.result.exists() else 0
+        evaluated = read_results(self.files.result)["evaluated"] if self.files.result.exists() else 0
         start = _SHARE_OF_TRAINING if self.job.total_steps else 0.0
         protocol = self.job.evaluations[min(evaluated, len(self.job.evaluations) - 1)].protocol
         return start + (1 - start) * evaluated / len(self.job.evaluations), f"evaluating ({protocol})"

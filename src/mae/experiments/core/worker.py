@@ -19,11 +19,11 @@ from mae.evaluation.common.record import hardware, versions
 from mae.evaluation.protocols import find_protocol
 from mae.evaluation.run import Evaluator
 from mae.experiments.core.checkpoint_eval import checkpoint_interval, evaluate_checkpoints
-from mae.experiments.core.job import STOPPED, EvalSpec, Job, read_job
+from mae.experiments.core.job import STOPPED, EvalSpec, Job, read_job, read_results
 from mae.experiments.core.metrics import NUM_NEIGHBOURS
 from mae.experiments.core.readout import read_baselines, read_numbers
 from mae.pretraining.run import run_pretraining
-from mae.records import read_json, write_json
+from mae.records import write_json
 from mae.training.device import choose_device
 from mae.training.distributed import World
 from mae.training.run_folder import RunFolder
@@ -53,7 +53,7 @@ def run_job(job: Job, result: Path, *, console: Console) -> bool:
         UsageError: the request cannot be carried out as asked.
         MAEError: training or an evaluation failed.
     """
-    results = read_json(result) if result.exists() else _no_results(job)
+    results = read_results(result) if result.exists() else _no_results(job)
     if job.config is not None and not _train(job, console):
         return False
     evaluator = None
