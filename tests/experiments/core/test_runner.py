@@ -230,3 +230,12 @@ def test_a_killed_job_is_told_by_its_signal(
 def test_job_name_of_a_path_stays_in_the_folder():
     assert job_name("../../etc/recipe.json", 3) == "-..-etc-recipe.json-seed3"
     assert Path(job_name("a/b.json", 0)).name == job_name("a/b.json", 0)
+
+
+@pytest.mark.parametrize("folder", ["x" * 90, "日" * 60])
+def test_job_name_of_a_long_path_fits_and_tells_its_end(folder: str, tmp_path: Path):
+    name = job_name("/".join([*[folder] * 3, "run"]), 12)
+    assert name.endswith("-run-seed12") and len(name.encode()) > 200
+    for path in (JobFiles(root=tmp_path, name=name).spec, JobFiles(root=tmp_path, name=name).result):
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {})

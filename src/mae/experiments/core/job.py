@@ -14,6 +14,9 @@ STOPPED = 130
 
 _RESULTS = ("finished", "evaluated", "numbers", "baselines", "near_copies", "checkpoints", "hardware", "versions")
 
+_MAX_NAME = 200
+"""Bytes: files may have 255, and a seed and a suffix follow."""
+
 Overlap = Literal["error", "drop"]
 """What to do with test images that are among the training images: refuse, or leave them out of the test."""
 
@@ -111,8 +114,9 @@ class JobFiles:
 
 
 def job_name(variant: str, seed: int) -> str:
-    """The name of a run's files; a variant may be named by a path."""
-    return f"{records.safe_name(variant).strip('.')}-seed{seed}"
+    """The name of a run's files; a variant may be named by a path, of which a long one is known by its end."""
+    end = records.safe_name(variant).encode()[-_MAX_NAME:].decode(errors="ignore")
+    return f"{end.strip('.')}-seed{seed}"
 
 
 def read_job(spec: Path) -> Job:
