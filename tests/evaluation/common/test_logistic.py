@@ -130,6 +130,16 @@ def test_constant_features_count_as_nothing(monkeypatch):
     assert torch.allclose(found.logits(padded).softmax(1), expected.logits(features).softmax(1), atol=1e-3)
 
 
+def test_features_too_small_for_float32_count_as_nothing():
+    """Units that weight decay has taken away give such values; one of them made all scores not finite."""
+    features, labels = classes(300, 1)
+    tiny = torch.cat([features, 1e-40 * features[:, :1], 1e-39 * features[:, -1:]], dim=1)
+    found, expected = fit(tiny, labels, penalty=1e-3), fit(features, labels, penalty=1e-3)
+    assert found.std[-2:].tolist() == [0, 0]
+    assert torch.allclose(found.logits(tiny).softmax(1), expected.logits(features).softmax(1), atol=1e-3)
+    assert all(part.isfinite().all() for part in found.folded())
+
+
 def test_moments_are_those_of_the_rows_alone(monkeypatch):
     monkeypatch.setattr(logistic, "_CHUNK", 7)
     features, labels = classes(100, 1)

@@ -23,6 +23,8 @@ _KEPT_BYTES = 1 << 30
 _MAX_ITERATIONS = 1000
 _FINE, _ROUGH = 1.0, 100.0
 """Tolerances: of the last fit, and near enough to choose a penalty by, at a third of the cost."""
+_SMALLEST_STD = 1e-35
+"""What is left of a dimension that weight decay took away; 1 over less, or a weight over it, would not be finite."""
 _FLAT = 1e-4
 """A largest slope at which no step may go lower by more than float32 can tell: the optimizer calls that a failure."""
 
@@ -35,7 +37,7 @@ class Logistic:
         weight: of the standardised features.
         bias: of each class.
         mean: of each feature in training.
-        std: of each feature in training; 0 where it is constant, and such a feature counts as 0.
+        std: of each feature in training; 0 where it is constant or next to it, and such a feature counts as 0.
         penalty: with which it was fitted.
         converged: False if the optimizer gave up first: the classifier is then not the best of its penalty.
     """
@@ -242,7 +244,7 @@ class _Samples:
 
 
 def moments(features: Float[Tensor, "n D"]) -> tuple[Float32[Tensor, " D"], Float32[Tensor, " D"]]:
-    """Mean and std of each dimension, read chunk by chunk and summed in float64.
+    """Mean and std of each dimension, read chunk by chunk and summed in float64; a std next to nothing is 0.
 
     Raises:
         MAEError: features that are not finite.
@@ -253,7 +255,8 @@ def moments(features: Float[Tensor, "n D"]) -> tuple[Float32[Tensor, " D"], Floa
         raise MAEError("the features hold values that are not finite; the model that made them is broken")
     # Exactly 0 where all are equal: sums of float32 values are exact in float64.
     variance = sum(((chunk.double() - mean).square().sum(dim=0) for chunk in chunks), torch.zeros_like(mean)) / num
-    return mean.float(), variance.sqrt().float()
+    std = variance.sqrt().float()
+    return mean.float(), std.where(std > _SMALLEST_STD, 0)
 
 
 def standardise(
