@@ -220,6 +220,16 @@ def short_name(text: str) -> str:
     return safe_name(text).encode()[:_MAX_NAME].decode(errors="ignore")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that random numbers cannot be keyed by.
+
+    Raises:
+        UsageError: it is outside `0 <= seed < 2**63`.
+    """
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"--seed is {seed}; expected a whole number from 0 to 2**63 - 1")
+
+
 def check_known(given: Collection[str], known: Collection[str], *, what: str) -> None:
     """Refuse names that are not known.
 

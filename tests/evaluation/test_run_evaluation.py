@@ -367,6 +367,13 @@ def test_wrong_words(colours, labelled, tmp_path):
     assert not (tmp_path / "out" / "evaluation").exists()
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused_before_anything_is_computed(seed, colours, labelled, tmp_path):
+    with pytest.raises(UsageError, match=f"--seed is {seed}; expected a whole number from 0"):
+        evaluate("linear_probe", colours, seed=seed, data=labelled, out=tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_overlap_is_refused(colours, labelled, tmp_path, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a user has no type checker that refuses it first
     with pytest.raises(UsageError, match="unknown overlap 'dorp'; did you mean drop"):

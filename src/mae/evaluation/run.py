@@ -79,7 +79,7 @@ def evaluate(
         out: where results and features are kept; None: the run's folder, or a new one under `runs/`.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        seed: decides what the protocol draws.
+        seed: decides what the protocol draws, `0 <= seed < 2**63`.
         overlap: what to do where test images are among the training images: `error`, or `drop` them from the test.
         quiet: show nothing.
         options: the protocol's options, the fields of its class.
@@ -127,6 +127,7 @@ class Evaluator:
         world: World,
     ) -> None:
         records.check_known([overlap], get_args(Overlap), what="overlap")
+        records.check_seed(seed)
         if out is not None:
             records.check_folder(out)
             for images in (data, test):

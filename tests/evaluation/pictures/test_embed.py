@@ -143,6 +143,8 @@ def test_neighbours_as_a_table(photos, model, tmp_path):
         mae.neighbours("not even looked for", photos, out=out, **QUICK)
     with pytest.raises(UsageError, match="ends in .png or .csv"):
         mae.neighbours("not even looked for", photos, out=tmp_path / "n.txt", **QUICK)
+    with pytest.raises(UsageError, match="--seed is -1"):
+        mae.neighbours("not even looked for", photos, out=tmp_path / "new.png", seed=-1, **QUICK)
 
 
 def test_patches_and_chosen_features(photos, model, tmp_path):

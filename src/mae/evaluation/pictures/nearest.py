@@ -21,7 +21,7 @@ from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.evaluation.extractors.extractor import LEARNED
 from mae.modalities.images.crop import central_crop
 from mae.randomness import permutation
-from mae.records import check_new, write_whole
+from mae.records import check_new, check_seed, write_whole
 from mae.report.figures.neighbours import draw_neighbours
 from mae.report.figures.tones import rgb_channels
 from mae.training.device import choose_device
@@ -56,12 +56,12 @@ def neighbours(
         feature: which feature is compared; `learned` is that of a pooled probe of the run, see `mae.embed`.
         data_root: where sets known by name are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        seed: decides which images are drawn.
+        seed: decides which images are drawn, `0 <= seed < 2**63`.
         quiet: show nothing.
 
     Raises:
         UsageError: `out` exists or is of another kind, an image that is not there, a feature that the model does not
-            give, or less than one image to start from or to find.
+            give, a seed out of range, or less than one image to start from or to find.
         MAEError: images that cannot be read, or a disk that is full.
     """
     source = concealed(str(source))
@@ -69,6 +69,7 @@ def neighbours(
     num_queries = queries if isinstance(queries, int) else len(queries)
     if num_queries < 1 or k < 1:
         raise UsageError(f"{num_queries} images to start from, {k} neighbours of each; expected 1 or more")
+    check_seed(seed)
     check_new(path := Path(out))
     if path.suffix not in (".png", ".csv"):
         raise UsageError(f"--out is {out}; expected a name that ends in .png or .csv")

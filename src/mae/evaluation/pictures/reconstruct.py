@@ -20,7 +20,7 @@ from mae.models.file import load_model
 from mae.models.given_images import Images, given_images, one_by_one, statistics_of
 from mae.models.pretrained import PretrainedEncoder
 from mae.models.reconstruction import reconstruct as predict_picture
-from mae.records import check_new
+from mae.records import check_new, check_seed
 from mae.report.figures.animation import write_animation
 from mae.report.figures.panels import draw_frame, draw_inpainting, draw_rows
 from mae.report.figures.picture_file import write_picture
@@ -173,7 +173,7 @@ def animate(
         mask_ratio: share of patches masked; None: the model's own.
         mask: see `reconstruct`.
         rgb: see `reconstruct`.
-        seed: decides the masks.
+        seed: decides the masks, `0 <= seed < 2**63`.
         device: `auto`, `cpu`, `cuda` or `mps`.
 
     Raises:
@@ -217,8 +217,7 @@ def _check_request(mask_ratio: object, mask: object, inpaint: bool, seed: int) -
         raise UsageError("--mask and --mask-ratio both say what is masked; give one of them")
     if inpaint and mask is None:
         raise UsageError("--inpaint needs --mask: a picture of the hole, white where nothing is known")
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"--seed is {seed}; expected a whole number from 0 to 2**63 - 1")
+    check_seed(seed)
     if isinstance(mask_ratio, Sequence) and not mask_ratio:
         raise UsageError("no mask ratio is given; expected one or more shares between 0 and 1")
 
