@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from mae.cli import launch, main
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,8 @@ def failure(exitcode: int, timestamp: int) -> ProcessFailure:
     return found
 
 
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        (None, 0),
-        (ChildFailedError("", {0: failure(75, 1), 1: failure(1, 2)}), 75),
-        (ChildFailedError("", {1: failure(-9, 1)}), 1),
-        (SignalException("", signal.SIGINT), 130),
-        (SignalException("", signal.SIGTERM), 75),
-    ],
-)
-def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends: Exception | None, code: int):
+def ended(monkeypatch: pytest.MonkeyPatch, ends: Exception | None) -> list[Any]:
+    """Lets PyTorch's launcher end so; what it will have started."""
     started: list[Any] = []
 
     def elastic_launch(config: Any, program: str) -> Any:
@@ -79,6 +70,27 @@ def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends
     monkeypatch.setattr(launch, "elastic_launch", elastic_launch)
     for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
+    return started
+
+
+def test_a_killed_process_is_named(monkeypatch: pytest.MonkeyPatch):
+    """The last word was that of another process, which had been told to end because of it."""
+    ended(monkeypatch, ChildFailedError("", {1: failure(-9, 1), 0: failure(75, 2)}))
+    with pytest.raises(MAEError, match="rank 1 of 2 processes was killed by SIGKILL"):
+        launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (None, 0),
+        (ChildFailedError("", {0: failure(75, 1), 1: failure(1, 2)}), 75),
+        (SignalException("", signal.SIGINT), 130),
+        (SignalException("", signal.SIGTERM), 75),
+    ],
+)
+def test_the_code_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch, ends: Exception | None, code: int):
+    started = ended(monkeypatch, ends)
     assert launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"]) == code
     assert started == [(2, ("-P", "-m", "mae", "pretrain", "photos"))]  # nothing comes from the working folder
 

@@ -13,7 +13,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from mae.cli import code_of_signal
 from mae.contention import num_cores
 from mae.credentials import handed_on
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.training.device import choose_device
 
 _PASSED_ON = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1") if hasattr(signal, name)]
@@ -38,6 +38,7 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
 
     Raises:
         UsageError: there are fewer GPUs, or this is already one of several processes.
+        MAEError: a process was killed.
     """
     check_number(gpus, device)
     os.environ.update(handed_on())
@@ -59,8 +60,14 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-P", "-m", "mae", *without_gpus(command))
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 1
+        rank, first = error.get_first_failure()
+        if first.exitcode > 0:
+            return first.exitcode
+        # It could say nothing itself, and the others end by signals that they were sent because of it.
+        raise MAEError(
+            f"rank {rank} of {gpus} processes was killed by {first.signal_name()}, and the others were ended with it; "
+            "perhaps memory ran out: use fewer --workers or --gpus, or --accumulate; a run resumes where it was saved"
+        ) from error
     except SignalException as error:  # passed on to the processes, which saved
         return code_of_signal(error.sigval)
     return 0
