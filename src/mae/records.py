@@ -150,13 +150,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def check_new(path: Path) -> None:
-    """Refuse to write over what a user may want to keep: asked before the work, by everything that writes a named file.
+    """Refuse to write over what a user may want to keep, or where nothing can be written.
+
+    Asked before the work, by everything that writes a named file.
 
     Raises:
-        UsageError: it exists.
+        UsageError: it exists, or its folder is none or cannot be written to.
     """
     if path.exists():
         raise UsageError(f"{path} exists and is not overwritten; give another name or remove it")
+    if reason := _why_not_into(path.parent):
+        raise UsageError(f"{path} cannot be written: {reason}; give another name")
 
 
 def check_folder(path: Path, *, option: str = "--out") -> None:
@@ -169,11 +173,16 @@ def check_folder(path: Path, *, option: str = "--out") -> None:
     Raises:
         UsageError: that.
     """
-    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if reason := _why_not_into(path):
+        raise UsageError(f"{path} cannot be made: {reason}; choose another {option}")
+
+
+def _why_not_into(folder: Path) -> str | None:
+    """Why nothing can be written into a folder, which may have to be made first; None where it can."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     if not there.is_dir():
-        raise UsageError(f"{path} cannot be made: {there} is not a folder; choose another {option}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be made: {there} may not be written to; choose another {option}")
+        return f"{there} is not a folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} may not be written to"
 
 
 def aside(path: Path) -> Path:

@@ -40,7 +40,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
     assert main(["bench", "data", str(tmp_path), "--out", str(kept)]) == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert main(["bench", "end-to-end", "builtin:digits", "--json", str(kept / "figures.json")]) == 2
-    assert f"{kept} is not a folder; choose another --json" in capsys.readouterr().err
+    assert f"{kept} is not a folder; give another name" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_ceilings")

@@ -65,7 +65,7 @@ def run_end_to_end_bench(bench: EndToEnd, config: RunConfig, console: Console) -
         UsageError: the run cannot be carried out as asked, or a file of figures that is there already.
         MAEError: images that cannot be read.
     """
-    check_figures(bench.json, option="--json")
+    check_figures(bench.json)
     if not config.source:
         raise UsageError("no images are named; give a folder, a list file, a .zip or a name such as builtin:photos")
     if config.machine.out is not None:

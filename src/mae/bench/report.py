@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mae.evaluation.common.record import hardware, versions
-from mae.records import check_folder, check_new, write_json
+from mae.records import check_new, write_json
 
 
 def script_parser(description: str | None, *, figures: bool = True) -> argparse.ArgumentParser:
@@ -34,19 +34,14 @@ def markdown_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def check_figures(path: Path | None, *, option: str = "--out") -> None:
-    """Refuse a file that `write_figures` could not write, before anything is measured.
-
-    Args:
-        path: the file; None: none is asked for.
-        option: how the user names it.
+def check_figures(path: Path | None) -> None:
+    """Refuse a file that `write_figures` could not write, before anything is measured; None: none is asked for.
 
     Raises:
         UsageError: it exists, or its folder cannot be made.
     """
     if path is not None:
         check_new(path)
-        check_folder(path.parent, option=option)
 
 
 def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
