@@ -241,6 +241,18 @@ def test_images_without_labels(model, tmp_path):
         evaluate("knn", model, data=tmp_path / "flat", out=tmp_path / "out", **QUICK)
 
 
+def test_pictures_of_16_bits_are_measured_by_the_part_that_they_fill(tmp_path):
+    twelve = np.random.default_rng(0).integers(0, 4096, (4, 8, 8), dtype=np.uint16)
+    (tmp_path / "images").mkdir()
+    for number, values in enumerate(twelve):
+        Image.fromarray(values).save(tmp_path / "images" / f"{number}.png")
+    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 1, "decoder_depth": 1}
+    model = create_model("mae_vit_lesson_patch4", **sizes, in_chans=1, mean=(0.03,), std=(0.02,), pixel_dtype="uint16")
+    found = evaluate("reconstruction", model, data=tmp_path / "images", out=tmp_path / "out", **QUICK).result["model"]
+    span = (int(twelve.max()) - int(twelve.min())) / 65535
+    assert found["psnr"] == pytest.approx(10 * np.log10(span**2 / found["mse"]), abs=1e-3)
+
+
 def test_label_free_uses_the_test_part(model, labelled, tmp_path):
     found = evaluate("label_free", model, data=labelled, out=tmp_path / "out", **QUICK)
     assert found.data["images"] == 5

@@ -53,9 +53,9 @@ class InputImage:
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
-    def is_integer(self) -> bool:
-        """Whether values are those of integer files, scaled to [0, 1]."""
-        return self.scale != 1 or self.pixels.dtype.kind == "u"
+    def is_8_bit(self) -> bool:
+        """Whether values are those of 8 bits, which images fill; of 16 many sensors fill a part alone."""
+        return self.scale == np.iinfo(np.uint8).max or self.pixels.dtype == np.uint8
 
 
 def given_images(images: Images, wanted: Preprocessing) -> list[InputImage]:

@@ -147,6 +147,13 @@ def test_numbers_cover_masked_pixels_in_pixel_values(norm_pix):
         assert found.leaky_numbers[0].masked_mse == pytest.approx(float(error), rel=1e-4)
 
 
+def test_psnr_of_16_bits_is_by_the_part_that_images_fill():
+    images = (noise(SIDE, SIDE, 1).astype(np.uint16) * 16)[None]  # of 12 bits
+    (told,) = mae.reconstruct(build(channels=1), images, **CPU).numbers
+    span = (int(images.max()) - int(images.min())) / 65535
+    assert told.psnr == pytest.approx(10 * np.log10(span**2 / told.masked_mse), abs=1e-3)
+
+
 def test_psnr_of_floating_point_images_is_by_their_own_range():
     images = torch.rand(1, 3, SIDE, SIDE) * 500 - 20
     (told,) = mae.reconstruct(build(mean=200.0, std=90.0), images, **CPU).numbers

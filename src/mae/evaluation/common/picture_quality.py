@@ -66,7 +66,7 @@ def reconstruction_quality(
         images_and_plans: normalised images `[B, C, H, W]` with their masks on the same device.
         mean: what was subtracted from the images, one value a channel.
         std: what they were divided by then, one value a channel.
-        data_range: distance of the lowest and highest possible value: 1 for integer data; for others, the range
+        data_range: distance of the lowest and highest possible value: 1 for data of 8 bits; for others, the range
             of these images' values.
 
     Raises:
@@ -89,7 +89,7 @@ class PictureSums:
     def __post_init__(self) -> None:
         if not (isfinite(self.data_range) and self.data_range > 0):
             raise UsageError(
-                f"data_range is {self.data_range}; expected the distance of two values, above 0 (integer data: 1)"
+                f"data_range is {self.data_range}; expected the distance of two values, above 0 (data of 8 bits: 1)"
             )
 
     def of_batch(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> dict[str, Tensor]:

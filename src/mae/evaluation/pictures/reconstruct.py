@@ -311,7 +311,7 @@ def _numbers(extractor: Extractor, row: Row, view: Reconstruction) -> tuple[Pict
     wanted = extractor.preprocessing
     # A constant image has no range; any will do, as it says nothing there.
     values = row.pixels[~row.pixels.isnan()]
-    data_range = 1.0 if row.image.is_integer or not len(values) else float(values.max() - values.min()) or 1.0
+    data_range = 1.0 if row.image.is_8_bit or not len(values) else float(values.max() - values.min()) or 1.0
     by_picture = reconstruction_quality(
         extractor.autoencoder, [(row.images, row.plan)], mean=wanted.mean, std=wanted.std, data_range=data_range
     )
