@@ -65,11 +65,26 @@ def test_a_ramp_has_one_direction_and_turned_half_around_the_same() -> None:
         assert torch.equal(inside.argmax(dim=2), target.histograms(ramp(angle + pi, 24))[..., 1:-1, 1:-1].argmax(dim=2))
 
 
-def test_contrast_and_sign_do_not_matter_and_a_constant_image_is_zero() -> None:
+def test_contrast_and_sign_do_not_matter() -> None:
     images, target = torch.randn(2, 3, 16, 16), HogTarget(cell=4)
     assert_close(target.histograms(3 * images), target.histograms(images), rtol=1e-4, atol=1e-5)
     assert_close(target.histograms(-images), target.histograms(images), rtol=1e-4, atol=1e-5)
-    assert target.histograms(torch.full((1, 3, 16, 16), 2.0)).abs().max() == 0
+
+
+@pytest.mark.parametrize("value", [2.0, 0.1, -1.804, 2.117904])
+def test_what_is_flat_is_zero_whatever_its_value(value: float) -> None:
+    images = torch.full((2, 3, 16, 16), value)
+    images[1, :, :, 12:] = torch.rand(3, 16, 4)
+    histograms = HogTarget(cell=4).histograms(images)
+    assert histograms[0].abs().max() == 0
+    assert histograms[1, ..., :2].abs().max() == 0  # flat cells beside others
+    assert histograms[1, ..., 3].any()
+
+
+def test_at_the_mirrored_border_nothing_changes_across_it() -> None:
+    directions = HogTarget(cell=1, bins=8).histograms(torch.randn(2, 1, 16, 16)).argmax(dim=2)
+    assert directions[..., (0, -1), 1:-1].unique().tolist() == [4]  # from left to right, a quarter turn
+    assert directions[..., 1:-1, (0, -1)].unique().tolist() == [0]
 
 
 def test_the_papers_sizes_give_108_values() -> None:

@@ -23,7 +23,7 @@ class HogTarget(Target):
     """Histograms of oriented gradients of each patch's cells (MaskFeat: Wei et al. 2021, section 3.2).
 
     Each channel by itself: Sobel gradients (the border mirrored), their magnitude added to the bin of their unsigned
-    direction in each cell of pixels, and the bins of a cell divided by their Euclidean norm.
+    direction in each cell of pixels, and the bins of a cell divided by their Euclidean norm. A flat cell has zeros.
     """
 
     kind: ClassVar[str] = "hog"
@@ -72,20 +72,25 @@ class HogTarget(Target):
     def histograms(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C bins h w"]:
         """The normalised histogram of each cell, in each channel."""
         channels = images.shape[1]
-        kernels = _sobel(images.device)
         with without_autocast(images.device):
-            padded = functional.pad(images, (1, 1, 1, 1), mode="reflect").flatten(0, 1).unsqueeze(1)
-            gradient = functional.conv2d(padded, kernels).unflatten(0, (-1, channels))  # [B, C, 2, H, W]
-            x, y = gradient.unbind(2)
+            x, y = _sobel(images)
             number = (torch.atan2(x, y) / pi * self.bins).floor().long() % self.bins
             places = torch.zeros(*number.shape[:2], self.bins, *number.shape[2:], device=images.device)
-            places.scatter_(2, number.unsqueeze(2), gradient.norm(dim=2).unsqueeze(2))
+            places.scatter_(2, number.unsqueeze(2), torch.hypot(x, y).unsqueeze(2))
             sums = functional.avg_pool2d(places.flatten(0, 1), self.cell) * self.cell**2
             return functional.normalize(sums, dim=1).unflatten(0, (-1, channels))
 
 
-def _sobel(device: torch.device) -> Float[Tensor, "2 1 3 3"]:
-    """Sobel's kernels for changes along rows and columns; made where they are used, so that nothing is waited for."""
-    slope = 1 - torch.arange(3.0, device=device)
-    across = (2 - slope.abs()).unsqueeze(1) * slope
-    return torch.stack([across, across.T]).unsqueeze(1)
+def _sobel(images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B C H W"], Float[Tensor, "B C H W"]]:
+    """Sobel's gradients along rows and along columns, the border mirrored.
+
+    Differences come before sums, so equal pixels give 0 exactly. A convolution would round, and a cell's norm would
+    make a whole histogram of what is left.
+    """
+    padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    across = padded[..., :-2] - padded[..., 2:]
+    down = padded[..., :-2, :] - padded[..., 2:, :]
+    return (
+        across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :],
+        down[..., :-2] + 2 * down[..., 1:-1] + down[..., 2:],
+    )
