@@ -52,6 +52,10 @@ def complain(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         (["builtin:digits", "--epochs", "inf"], "--epochs is inf"),
         (["builtin:digits", "--teacher", "ema"], "nor a term reads it; give one that does, such as --target features"),
         (["builtin:digits", "--teacher", "codebook"], "such as --target codes, or leave it out"),
+        (
+            ["builtin:digits", "--mask", "attention", "--teacher", "ema", "--teacher-layers", "2"],
+            "--teacher-layers says what the teacher gives to a target or a term, and --mask attention alone reads",
+        ),
         (["builtin:digits", "--visreg-dim", "8"], "--visreg-dim is an option of --visreg, which counts 0; give its"),
         (["builtin:digits", "--mask-start", "0.4"], "--mask-start is for a mask ratio that changes, and --mask-sch"),
         (

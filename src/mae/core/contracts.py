@@ -394,6 +394,7 @@ class Teacher(Component):
             a term `predicts_loss`, `difficulty(batch)`: how large a loss it expects there. A mask reads one of them.
         changes: whether its outputs for the same samples change in a run: a loss of one step is then measured on
             another scale than that of the next, and says little by itself.
+        for_outputs: names of the options that say what its outputs are, and nothing of what a mask reads.
         opens: whether its network is the one that its option `source` names: a run, a file, `timm:NAME`, `hf:NAME`.
             Whoever trains opens that, keeps the teacher as `measured` of it, and hands it in (`build_from`). Nothing of
             it is stored, and a model's file is read without it.
@@ -403,6 +404,7 @@ class Teacher(Component):
     slot: ClassVar[str] = "teacher"
     gives_scores: ClassVar[bool] = False
     changes: ClassVar[bool] = False
+    for_outputs: ClassVar[frozenset[str]] = frozenset()
     opens: ClassVar[bool] = False
 
     if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mae.config import RunConfig, as_flag, is_changeable
 from mae.core.compatibility import check_visible
+from mae.core.component import flat_name
 from mae.core.contracts import Term
 from mae.core.kinds import find, kinds
 from mae.core.method import MethodConfig, component_of, default_kind, names_of
@@ -273,13 +274,8 @@ def resolve_config(
 
 def _check_read(config: RunConfig, given: Collection[str]) -> None:
     """Refuse what was chosen and would change nothing, but where the user says so: --visreg 0 --visreg-dim 8."""
-    method, flat = config.resolved, config.flat()
-    teacher, parts = method.teacher, (method.target, *method.terms)
-    if teacher is not None and not any(part.needs for part in parts) and method.mask.reads <= {"x"}:
-        raise UsageError(
-            f"--teacher is {teacher.kind}, and neither target nor mask nor a term reads it; give one that does, such "
-            f"as --target {'codes' if 'codes' in method.gives else 'features'}, or leave it out"
-        )
+    flat = config.flat()
+    _check_teacher_read(config.resolved, given)
     for name in sorted(given):
         owners = [kind for kind in kinds("terms") if name != kind and name in names_of("term", kind)]
         if owners and not any(flat[kind] or kind in given for kind in owners):
@@ -287,6 +283,24 @@ def _check_read(config: RunConfig, given: Collection[str]) -> None:
                 f"{as_flag(name)} is an option of {as_flag(owners[0])}, which counts 0; give its weight too"
             )
     _check_schedule(config, given)
+
+
+def _check_teacher_read(method: MethodConfig, given: Collection[str]) -> None:
+    """Refuse a teacher that nobody reads, and options of outputs where its mask alone does."""
+    teacher = method.teacher
+    if teacher is None or any(part.needs for part in (method.target, *method.terms)):
+        return
+    if method.mask.reads <= {"x"}:
+        raise UsageError(
+            f"--teacher is {teacher.kind}, and neither target nor mask nor a term reads it; give one that does, such "
+            f"as --target {'codes' if 'codes' in method.gives else 'features'}, or leave it out"
+        )
+    named = {flat_name("teacher", teacher.kind, name, None) for name in teacher.for_outputs}
+    if unread := sorted(named & set(given)):
+        raise UsageError(
+            f"{as_flag(unread[0])} says what the teacher gives to a target or a term, and --mask {method.mask.kind} "
+            "alone reads the teacher, in another way; leave it out, or give --target features"
+        )
 
 
 def _check_schedule(config: RunConfig, given: Collection[str]) -> None:

@@ -25,6 +25,7 @@ class EmaTeacher(Teacher):
     kind: ClassVar[str] = "ema"
     gives_scores: ClassVar[bool] = True
     changes: ClassVar[bool] = True
+    for_outputs: ClassVar[frozenset[str]] = frozenset({"layers"})
 
     momentum: ShareOfAll = 0.996
     """Share of its weights that it keeps in the first step; the rest comes from the student."""
