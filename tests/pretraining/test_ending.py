@@ -102,6 +102,19 @@ def test_a_callback_that_raises_ends_the_run_which_says_why(images: Path, tmp_pa
     assert "no room <b>here</b>" in told(tmp_path / "run")
 
 
+def test_a_run_that_no_checkpoint_was_waited_for_begins_again(images: Path, tmp_path: Path) -> None:
+    def insist() -> None:
+        raise KeyboardInterrupt  # as a second Ctrl-C does
+
+    with pytest.raises(KeyboardInterrupt):
+        mae.pretrain(images, out=tmp_path / "run", steps=4, callbacks=[Noted(insist)], **TINY)
+    ending = read_ending(tmp_path / "run" / "ended.json")
+    assert ending is not None and (ending.how, ending.step, ending.saved) == ("stopped", 1, False)
+    assert mae.pretrain(out=tmp_path / "run", resume=True, quiet=True).finished
+    ending = read_ending(tmp_path / "run" / "ended.json")
+    assert ending is not None and (ending.how, ending.step, ending.saved) == ("finished", 4, True)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"how": "asleep", "why": "", "step": 1, "at": 1.0}', '{"how": "failed"}'])
 def test_a_damaged_record_of_the_ending_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "ended.json").write_text(text)

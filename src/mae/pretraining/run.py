@@ -221,7 +221,7 @@ def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
     rows = read_rows(folder.metrics, complete=True)  # what cannot be gone on with is told before anything is changed
     if newest is None:
         ending = read_ending(folder.ended)
-        if ending is not None and ending.how != "failed" and ending.step:
+        if ending is not None and ending.saved and ending.step:
             raise UsageError(
                 f"{folder.checkpoints} holds no checkpoint, and the run {ending.how} after step {ending.step:,}, which "
                 "saved one; put it back, or begin anew with another --out: beginning here would write over its records"
@@ -310,9 +310,10 @@ def _carry_out(
 @contextmanager
 def _ending_recorded(prepared: RunContext, trainer: Trainer) -> Iterator[None]:
     """Write into the run's folder how it ended, for those who watch it; a run that is killed writes nothing."""
-    how, why = "stopped", ""
+    how, why, saved = "stopped", "", False
     try:
         yield
+        saved = True
         if trainer.step == prepared.total_steps:
             how = "finished"
         elif trainer.stopped_by:
@@ -324,10 +325,9 @@ def _ending_recorded(prepared: RunContext, trainer: Trainer) -> Iterator[None]:
         raise
     finally:
         if prepared.world.is_main:
+            ending = {"how": how, "why": why, "step": trainer.step, "at": round(time.time(), 3), "saved": saved}
             with suppress(OSError):  # on a full disk it is missing, and nothing else is lost
-                write_json(
-                    prepared.folder.ended, {"how": how, "why": why, "step": trainer.step, "at": round(time.time(), 3)}
-                )
+                write_json(prepared.folder.ended, ending)
 
 
 def _write_page(folder: RunFolder, console: Console) -> None:

@@ -94,6 +94,7 @@ class Ending:
         why: the signal or the error's message; empty for a finished run.
         step: optimizer steps done.
         at: when, in seconds since 1970.
+        saved: whether a checkpoint of that step was written: not where a second signal did not wait for it.
 
     Raises:
         UsageError: a value that no run writes.
@@ -103,6 +104,7 @@ class Ending:
     why: str
     step: int
     at: float
+    saved: bool
 
     def __post_init__(self) -> None:
         _expect("step", self.step, self.step >= 0, "0 or more")
