@@ -104,7 +104,7 @@ class Ending:
     why: str
     step: int
     at: float
-    saved: bool
+    saved: bool = True  # records of earlier versions do not say
 
     def __post_init__(self) -> None:
         _expect("step", self.step, self.step >= 0, "0 or more")
