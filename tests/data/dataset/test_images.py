@@ -139,6 +139,11 @@ def test_nothing_readable_is_an_error(tree):
         load_images(open_source(str(root), data_root=root), in_chans=None, max_unreadable=1.0)
 
 
+def test_where_no_image_has_the_channels_asked_for_the_reason_is_told():
+    with pytest.raises(MAEError, match="none of 4 images can be read: picture-0 has 3 channels; expected 13"):
+        load_images(pictures(4), in_chans=13, max_unreadable=1.0)
+
+
 def test_reported_files_count_once():
     images = load_images(pictures(20), in_chans=None, max_unreadable=0.1, memory_limit=0)
     for _ in range(5):
