@@ -21,7 +21,7 @@ def predict(
     source: Annotated[str, tyro.conf.Positional],
     out: Annotated[Path | None, shown("predictions.csv; for pixels and objects the folder predictions", "PATH")] = None,
     sheet: Annotated[Path | None, shown("none", "FILE.png")] = None,
-    top: int = 5,
+    top: Annotated[int | None, shown("5", "INT")] = None,
     data_root: Path = Path("data"),
     device: Device = "auto",
 ) -> int:
@@ -34,7 +34,7 @@ def predict(
             segmenter a new folder: for each image a PNG of its size with numbers of classes, classes.txt, and maps.csv,
             which tells whose each is; of a detector one with a picture of each image with boxes, and COCO's json.
         sheet: draw the surest and the least sure images of each predicted class too; of a segmenter some maps.
-        top: classes in a row at the most.
+        top: classes in a row at the most, by a model that tells the classes of images.
         data_root: where sets known by name are kept.
         device: where to compute; auto: CUDA, else Apple's MPS, else the CPU.
     """
@@ -49,7 +49,10 @@ def predict(
     kinds = [segmenter, detector, *classifiers_in(Path(model))[:1]]
     if len(several := [str(file) for file in kinds if file is not None]) > 1:
         raise UsageError(f"{model} holds models of several kinds; name one, such as {' or '.join(several)}")
-    folder = out or Path("predictions")
+    folder, whole = out or Path("predictions"), segmenter or detector
+    if top is not None and whole is not None:
+        what = "tells the classes of pixels" if whole == segmenter else "finds objects"
+        raise UsageError(f"--top is of the classes of whole images, and {whole} {what}; leave it out")
     if segmenter is not None:
         lines = _predict_maps(segmenter, source, out=folder, sheet=sheet, data_root=data_root, device=device)
     elif detector is None:
@@ -85,14 +88,16 @@ def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device
 
 
 def _predict_classes(
-    model: str, source: str, *, out: Path, sheet: Path | None, top: int, data_root: Path, device: Device
+    model: str, source: str, *, out: Path, sheet: Path | None, top: int | None, data_root: Path, device: Device
 ) -> list[str]:
     from collections import Counter
 
+    from mae.evaluation.pictures.predict import TOP
     from mae.evaluation.pictures.predict import predict as predict_classes
 
+    shown = TOP if top is None else top
     with _stage(f"Naming the classes of {source}"):
-        found = predict_classes(model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device)
+        found = predict_classes(model, source, out=out, sheet=sheet, top=shown, data_root=data_root, device=device)
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:

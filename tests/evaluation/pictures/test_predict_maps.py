@@ -61,6 +61,12 @@ def test_each_image_gets_a_map_of_its_size(
     assert main([*words, "--device", "cpu"]) == 2  # nothing is overwritten
 
 
+def test_a_number_of_classes_in_a_row_is_refused(segmenter: Segmenter, tmp_path: Path, capsys):
+    assert main([*command(tmp_path, drawn_masks(tmp_path / "data", test=2) / "val"), "--top", "3"]) == 2
+    assert "segmenter.safetensors tells the classes of pixels; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "maps").exists()
+
+
 def test_an_image_too_lengthy_is_told_and_the_others_get_their_maps(
     segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

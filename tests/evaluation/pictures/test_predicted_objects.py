@@ -75,6 +75,8 @@ def test_images_keep_their_folders_and_a_folder_its_detector(tmp_path: Path, cap
     words = ["predict", str(tmp_path / "run"), str(tmp_path / "nest"), "--out", str(tmp_path / "out")]
     assert main([*words, "--device", "cpu", "--sheet", str(tmp_path / "sheet.png")]) == 2
     assert "--sheet is of classes" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main([*words, "--device", "cpu", "--top", "5"]) == 2
+    assert "detector.safetensors finds objects; leave it out" in capsys.readouterr().err
     assert main([*words, "--device", "cpu"]) == 0
     told = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert [each["file_name"] for each in told["images"]] == ["a/1.png", "b/1.png"]

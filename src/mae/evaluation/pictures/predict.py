@@ -36,7 +36,9 @@ from mae.text import visible
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
 
-_TOP = 5
+TOP = 5
+"""Classes that are told of an image, unless another number is asked for."""
+
 _SHOWN, _BEST = 12, 3  # in a notebook: images, classes of each
 _ROWS, _SURE, _UNSURE = 12, 5, 2
 """Of the picture: classes, the surest images of each, and the least sure ones."""
@@ -64,7 +66,7 @@ class Predictions:
         """The most probable class of each image."""
         return [self.class_names[number] for number in self.probabilities.argmax(dim=1).tolist()]
 
-    def top(self, count: int = _TOP) -> list[list[tuple[str, float]]]:
+    def top(self, count: int = TOP) -> list[list[tuple[str, float]]]:
         """The most probable classes of each image with their probabilities, best first; at most all classes."""
         best = self.probabilities.topk(min(count, len(self.class_names)), dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -87,7 +89,7 @@ def predict(
     *,
     out: str | Path | None = None,
     sheet: str | Path | None = None,
-    top: int = _TOP,
+    top: int = TOP,
     data_root: str | Path = "data",
     device: str = "auto",
     quiet: bool = False,
