@@ -1,16 +1,20 @@
 """The summary against formulas by hand, and without allocating anything."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tiny import images_for, tiny_config, tiny_model
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mae.core.contracts import Decoder
 from mae.core.method import MethodConfig
+from mae.core.types import take_tokens
 from mae.errors import UsageError
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.presets import create_model
@@ -135,3 +139,34 @@ def test_a_model_without_configuration_is_refused() -> None:
     )
     with pytest.raises(UsageError, match="MethodConfig"):
         summarise(by_hand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Decoder):
+    """A network that says nothing of itself but what the contract asks."""
+
+    kind: ClassVar[str] = "plain"
+    needs_mask_tokens: ClassVar[bool] = True
+
+    def build(
+        self, *, encoder: Any, layout: Any, num_outputs: int, activation_checkpointing: bool = False
+    ) -> nn.Module:
+        """See `Decoder.build`."""
+
+        class Network(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = nn.Linear(encoder.embed_dim, num_outputs)
+
+            def forward(self, encoded: Any, plan: Any, layout: Any) -> torch.Tensor:
+                return self.net(take_tokens(encoded.tokens[:, encoded.num_prefix :], plan.predicted))
+
+        return Network()
+
+
+def test_a_decoder_of_ones_own_is_counted_whatever_its_layers_are_called() -> None:
+    model = tiny_model(decoder=Plain(), encoder_mask_tokens=True)
+    c, summary = model.config, summarise(model)
+    tokens = c.layout.num_tokens - c.layout.num_tokens // 4
+    assert summary.decoder_flops == linear(tokens, c.encoder.embed_dim, c.layout.token_values)
+    assert (summary.head_flops, summary.decoder_positions) == (0, 0)

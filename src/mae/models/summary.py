@@ -30,10 +30,10 @@ class ModelSummary:
         decoder_params: trained values of the decoder.
         term_params: trained values of networks that terms have of their own.
         encoder_positions: values of the encoder's position table; among `encoder_params` only if learned.
-        decoder_positions: likewise for the decoder.
+        decoder_positions: likewise for the decoder; 0 for one that has no `pos_embed` or no linear layer `pred`.
         encoder_flops: operations per image of the encoder on visible tokens, forward only.
         decoder_flops: operations per image of the decoder, forward only.
-        head_flops: of them those of its last layer, which predicts the patches.
+        head_flops: of them those of its last layer `pred`, which predicts the patches; 0 without such a layer.
         step_flops: operations per image of a training step, forward and backward, with the teacher's; without these,
             and those of the target, where no model's file holds the teacher.
         encode_flops: operations per image of `encode`, which sees every patch.
@@ -73,18 +73,20 @@ def summarise(model: MaskedAutoencoder | MethodConfig) -> ModelSummary:
         layout = config.layout
         images = torch.empty(1, layout.channels, *layout.size)
         plan = twin.plan(images)
-        predicted = torch.empty(plan.predicted.numel(), decoder_width := twin.decoder.pred.in_features)
     encoder, decoder = twin.encoder, twin.decoder
+    head = getattr(decoder, "pred", None)  # decoders of others may end in anything
+    linear = head if isinstance(head, nn.Linear) else None
+    decoder_width = linear.in_features if linear is not None and hasattr(decoder, "pos_embed") else 0
     encoded = twin.encoded(images, plan)
     return ModelSummary(
         encoder_params=_num_trained(encoder),
         decoder_params=_num_trained(decoder),
         term_params=_num_trained(twin.term_heads),
         encoder_positions=layout.num_tokens * encoder.embed_dim,
-        decoder_positions=layout.num_tokens * decoder_width if hasattr(decoder, "pos_embed") else 0,
+        decoder_positions=layout.num_tokens * decoder_width,
         encoder_flops=_flops(lambda: encoder(images, plan)),
         decoder_flops=_flops(lambda: decoder(encoded, plan, layout)),
-        head_flops=_flops(lambda: decoder.pred(predicted)),
+        head_flops=0 if linear is None else 2 * plan.predicted.numel() * linear.weight.numel(),
         step_flops=_flops(partial(_step, twin, layout)) // _ROWS,
         encode_flops=_flops(lambda: encoder(images)),
     )
