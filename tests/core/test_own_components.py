@@ -1,14 +1,20 @@
 """Components of one's own that are handed over as objects."""
 
+import json
+import sys
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny import images_for, tiny_model
 
 import mae
+from mae.config import RunConfig
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
 from mae.targets.pixels import PixelTarget
@@ -45,3 +51,44 @@ def test_a_class_with_the_name_of_another_is_refused():
 
     with pytest.raises(UsageError, match="random is another one of the masks; give Clash another kind"):
         tiny_model(mask=Clash())
+
+
+def test_without_its_package_a_model_is_refused_with_its_name(tmp_path: Path):
+    model = tiny_model()
+    values = model.config.to_json()
+    values["loss"] = {"kind": "theirs", "package": "their_package"}
+    mae.save(model, path := tmp_path / "m.safetensors")
+    weights, record = load_file(path), json.loads(safe_open(path, "pt").metadata()["mae"])
+    save_file(weights, path, {"mae": json.dumps(record | {"config": values})})
+    with pytest.raises(UsageError, match=r"m.safetensors: unknown loss 'theirs'; it comes from the package 'their_p"):
+        mae.load(path)
+    for as_options in (True, False):  # as mae watch reads it, and as a run does
+        with pytest.raises(UsageError, match="it comes from the package 'their_package': install that"):
+            RunConfig.from_json({"method": values}, as_options=as_options)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "says"),
+    [
+        ("away:Theirs", "", "cannot be imported: ModuleNotFoundError"),
+        ("theirs:Theirs", "import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
+        ("theirs:Other", "", "cannot be imported: AttributeError"),
+        (
+            "theirs:Theirs",
+            "class Theirs: kind = 'other'",
+            "is of the kind 'other'; its package must give both the same",
+        ),
+        ("theirs:Theirs", "class Theirs: kind = 'rows'", "Theirs is no frozen dataclass"),
+    ],
+)
+def test_an_installed_package_that_is_wrong_is_named(
+    value: str, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "theirs.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    entry = EntryPoint(name="rows", value=value, group="openmae.masks")
+    monkeypatch.setattr("mae.core.kinds._installed", lambda room: {"rows": entry} if room == "masks" else {})
+    with pytest.raises(UsageError, match=says):
+        tiny_model(mask="rows")
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)

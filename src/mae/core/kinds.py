@@ -34,6 +34,11 @@ ROOMS = {
 _PROGRAMS = ("__main__", "__mp_main__", "builtins")
 """What Python calls the module of a class that stands in no file of a package."""
 
+
+class MissingPackage(UsageError):
+    """A component of a package or program that is not here."""
+
+
 _registered: dict[str, dict[str, type[Any]]] = {room: {} for room in ROOMS}
 
 
@@ -80,7 +85,9 @@ def find(room: str, kind: str, *, package: str | None = None) -> type[Any]:
         package: where a file says that it comes from; never imported for that.
 
     Raises:
-        UsageError: no such kind; the nearest ones are named, or the package that would provide it.
+        UsageError: no such kind; the nearest ones are named. An installed package whose class cannot be imported, does
+            not keep its contract or has another kind than its entry point's name.
+        MissingPackage: no such kind, and its package is known.
     """
     if kind in (own := _own(room)):
         module, _, name = own[kind].rpartition(".")
@@ -88,11 +95,11 @@ def find(room: str, kind: str, *, package: str | None = None) -> type[Any]:
     if kind in _registered[room]:
         return _registered[room][kind]
     if kind in (installed := _installed(room)):
-        return installed[kind].load()
+        return _loaded(room, installed[kind])
     slot = ROOMS[room]
     if package is not None:
         where = "a program" if package in _PROGRAMS else f"the package {records.shown(package)}: install that, or"
-        raise UsageError(
+        raise MissingPackage(
             f"unknown {slot} {records.shown(kind)}; it comes from {where}"
             f"{': ' if package in _PROGRAMS else ' '}call mae.register({room!r}, ...) with its class first"
         )
@@ -109,6 +116,19 @@ def source_of(room: str, kind: str) -> str | type[Any]:
     """Where a kind's options can be read: `module.Class` within a room of ours, else the class itself."""
     own = _own(room)
     return f"mae.{room}.{own[kind]}" if kind in own else find(room, kind)
+
+
+def _loaded(room: str, entry: "EntryPoint") -> type[Any]:
+    """The class of an installed package, checked as one that is registered is."""
+    said = f"{entry.name} = {entry.value!r} among the entry points openmae.{room}"
+    try:
+        cls = entry.load()
+    except Exception as error:  # whatever the import of others' code raises
+        raise UsageError(f"{said} cannot be imported: {error!r}; mend or uninstall that package") from error
+    if (kind := getattr(cls, "kind", None)) != entry.name:
+        raise UsageError(f"{said} is of the kind {records.shown(kind)}; its package must give both the same name")
+    _check_contract(room, cls)
+    return cls
 
 
 def _check_contract(room: str, cls: type[Any]) -> None:

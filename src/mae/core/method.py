@@ -186,7 +186,9 @@ def flat_json(values: Mapping[str, Any]) -> dict[str, Any]:
     parts += [("term", term) for term in values.get("terms", [])]
     found: dict[str, Any] = {}
     for slot, part in parts:
-        kind = _kind_of(slot, part)
+        kind, room = _kind_of(slot, part), room_of(slot)
+        if kind not in kinds(room):
+            find(room, kind, package=_package_of(part))  # tells what is missing
         found |= {slot: kind} if slot != "term" else {}
         found |= {
             option.flat: part[option.name]
@@ -275,8 +277,7 @@ def _component(slot: str, given: Any) -> Any:
     if not isinstance(given, Mapping):
         _register_own(slot, given)
         return given
-    package = given.get("package")
-    cls = find(room, kind, package=package if isinstance(package, str) else None)
+    cls = find(room, kind, package=_package_of(given))
     options = {name: value for name, value in given.items() if name not in ("kind", "package")}
     return make(cls, options, what=f"{slot} {kind}")
 
@@ -292,6 +293,12 @@ def _register_own(slot: str, given: Any) -> None:
         # A class that was written anew, as in a notebook's cell, takes the place of the one before.
         if given.kind not in kinds(room_of(slot)) or find(room_of(slot), given.kind) is not type(given):
             register(room_of(slot), type(given))
+
+
+def _package_of(given: Mapping[str, Any]) -> str | None:
+    """Where JSON says that a component comes from; None: from here."""
+    package = given.get("package")
+    return package if isinstance(package, str) else None
 
 
 def _kind_of(slot: str, part: Any) -> str:

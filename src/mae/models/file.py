@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mae import records
+from mae.core.kinds import MissingPackage
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
 from mae.models.build import build_encoder, build_model, build_pretrained_encoder
@@ -475,6 +476,8 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _WITH_CLASSES else None,
             objects=records.from_json(ObjectsFound, record["objects"], what="objects'") if kind == DETECTOR else None,
         )
+    except MissingPackage as error:
+        raise UsageError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MAEError(
             f"{path} says nothing valid of its model in its header ({error!r}); expected a file written by mae "
