@@ -65,9 +65,10 @@ def check_schedule(config: RunConfig, num_images: int) -> None:
     an_epoch, steps = steps_per_epoch(config, num_images), total_steps(config, num_images)
     of = f"{num_images - num_held_out(config, num_images):,} images in batches of {config.optim.batch_size}"
     if an_epoch < 2:
+        smaller = advised_batch(config, num_images)
+        use = f"use --batch-size {smaller}, and" if smaller < config.optim.batch_size else "give"
         raise UsageError(
-            f"{of} are one step an epoch, so every step sees the same images; use --batch-size "
-            f"{advised_batch(config, num_images)}, and more images if there are any"
+            f"{of} are one step an epoch, so every step sees the same images; {use} more images if there are any"
         )
     if steps < LEAST_STEPS:
         longer = f"--steps {LEAST_STEPS}" if config.optim.steps else f"--epochs {ceil(LEAST_STEPS / an_epoch)}"
