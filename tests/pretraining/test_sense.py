@@ -40,7 +40,7 @@ def config(recipe: str = "mae", **options: Any) -> RunConfig:
             "720 images in batches of 400 are one step an epoch.*--batch-size 18",
         ),
         (config(batch_size=500), 900, "900 images in batches of 500 are one step an epoch.*--batch-size 18"),
-        (config(batch_size=1), 1, "1 images in batches of 1 are one step.*same images; give more images if there are any"),
+        (config(batch_size=1), 1, "1 images in batches of 1 are one step.*; give more images if there are any"),
         (config(epochs=40.0), 500, "500 images .* for 40 epochs are 280 steps; .*--epochs 43 or more"),
         (config(batch_size=64, steps=299), 5000, "are 299 steps; .*--steps 300 or more"),
         (

@@ -296,7 +296,7 @@ def load_images(
     else:
         sizes = decoded.shapes[_without(len(source), broken), :2]
     if len(broken) == len(source):
-        raise MAEError(f"{source.name}: none of {len(source):,} images can be read: {next(iter(broken.values()))}")
+        raise MAEError(f"{source.name}: none of {len(source):,} images can be read: {broken[min(broken)]}")
     return ImageSet(
         reader=reader,
         image_format=image_format,
