@@ -65,6 +65,7 @@ def check_schedule(config: RunConfig, num_images: int) -> None:
     an_epoch, steps = steps_per_epoch(config, num_images), total_steps(config, num_images)
     of = f"{num_images - num_held_out(config, num_images):,} images in batches of {config.optim.batch_size}"
     if an_epoch < 2:
+        assert config.optim.batch_size is not None  # settled
         smaller = advised_batch(config, num_images)
         use = f"use --batch-size {smaller}, and" if smaller < config.optim.batch_size else "give"
         raise UsageError(
