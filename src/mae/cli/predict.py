@@ -49,10 +49,10 @@ def predict(
     kinds = [segmenter, detector, *classifiers_in(Path(model))[:1]]
     if len(several := [str(file) for file in kinds if file is not None]) > 1:
         raise UsageError(f"{model} holds models of several kinds; name one, such as {' or '.join(several)}")
-    folder, whole = out or Path("predictions"), segmenter or detector
-    if top is not None and whole is not None:
-        what = "tells the classes of pixels" if whole == segmenter else "finds objects"
-        raise UsageError(f"--top is of the classes of whole images, and {whole} {what}; leave it out")
+    folder, other = out or Path("predictions"), segmenter or detector
+    if top is not None and other is not None:
+        what = "tells the classes of pixels" if other == segmenter else "finds objects"
+        raise UsageError(f"--top is of the classes of whole images, and {other} {what}; leave it out")
     if segmenter is not None:
         lines = _predict_maps(segmenter, source, out=folder, sheet=sheet, data_root=data_root, device=device)
     elif detector is None:
