@@ -67,6 +67,10 @@ def test_a_signal_before_there_is_a_page_is_told(
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(model.parent))
     monkeypatch.setattr("mae.web.page.write_site", lambda model, folder: signal.raise_signal(getattr(signal, name)))
-    assert main(["web", str(model), "--no-open"]) == code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs behind it ignore Ctrl-C
+    try:
+        assert main(["web", str(model), "--no-open"]) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.startswith("mae: error: ")
     assert not list(model.parent.glob("mae-web-*"))

@@ -182,7 +182,7 @@ def test_more_names_than_a_safetensors_header_holds_are_refused(tmp_path, monkey
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MAEError, match="cannot write the features"):
+    with pytest.raises(UsageError, match="file is not a folder; give another name"):
         write(tmp_path / "file" / "f.npz")
 
 
