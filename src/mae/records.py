@@ -224,9 +224,10 @@ def safe_name(text: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
 
 
-def short_name(text: str) -> str:
-    """`safe_name` of at most 200 bytes: files may have 255, and a number and a suffix follow."""
-    return safe_name(text).encode()[:_MAX_NAME].decode(errors="ignore")
+def short_name(text: str, *, keep_end: bool = False) -> str:
+    """`safe_name` of at most 200 bytes, the first or the last: files may have 255, and a number and a suffix follow."""
+    part = slice(-_MAX_NAME, None) if keep_end else slice(_MAX_NAME)
+    return safe_name(text).encode()[part].decode(errors="ignore")
 
 
 def check_seed(seed: int) -> None:

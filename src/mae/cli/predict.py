@@ -95,9 +95,9 @@ def _predict_classes(
     from mae.evaluation.pictures.predict import TOP
     from mae.evaluation.pictures.predict import predict as predict_classes
 
-    shown = TOP if top is None else top
+    top = TOP if top is None else top
     with _stage(f"Naming the classes of {source}"):
-        found = predict_classes(model, source, out=out, sheet=sheet, top=shown, data_root=data_root, device=device)
+        found = predict_classes(model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device)
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:

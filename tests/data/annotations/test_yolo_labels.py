@@ -26,6 +26,12 @@ def image(path: Path, size: tuple[int, int] = (20, 10)) -> None:
     Image.new("RGB", size, (7, 8, 9)).save(path)
 
 
+def three_labelled(root: Path) -> None:
+    for number in range(3):
+        image(root / "images" / f"{number}.jpg")
+        write(root / "labels" / f"{number}.txt")
+
+
 @pytest.mark.parametrize(
     ("images", "told"),
     [
@@ -53,9 +59,7 @@ def test_folders_are_found_by_yaml_and_by_looking(tmp_path: Path, images: str, t
 
 
 def test_images_that_a_list_names_and_that_are_not_there_are_counted(tmp_path: Path):
-    for number in range(3):
-        image(tmp_path / "images" / f"{number}.jpg")
-        write(tmp_path / "labels" / f"{number}.txt")
+    three_labelled(tmp_path)
     write(tmp_path / "train.txt", "./images/0.jpg\nimages/1.jpg\nimages/gone.jpg\n")
     write(tmp_path / "val.txt", "images/2.jpg\nimages/lost.jpg\n")
     write(tmp_path / "data.yaml", "train: train.txt\nval: val.txt\n" + NAMES)
@@ -65,9 +69,7 @@ def test_images_that_a_list_names_and_that_are_not_there_are_counted(tmp_path: P
 
 
 def test_an_image_that_lists_name_twice_counts_once(tmp_path: Path):
-    for number in range(3):
-        image(tmp_path / "images" / f"{number}.jpg")
-        write(tmp_path / "labels" / f"{number}.txt")
+    three_labelled(tmp_path)
     write(tmp_path / "first.txt", "./images/0.jpg\nimages/1.jpg\nimages/0.jpg\n")
     write(tmp_path / "more.txt", "images/1.jpg\n")
     write(tmp_path / "val.txt", "images/2.jpg\n")

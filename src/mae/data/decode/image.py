@@ -245,9 +245,10 @@ _PNG_BITS = 24
 
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
     kind = recognise(data[:HEADER_BYTES], name=name)
-    if kind == "JPEG" or (kind == "WebP" and _is_lossy_webp(data)):
-        what = "JPEG" if kind == "JPEG" else "lossy WebP"
-        raise UnreadableImage(f"{name} is a {what}, whose compression changes the numbers of classes; expected a PNG")
+    if kind == "WebP" and _is_lossy_webp(data):
+        kind = "lossy WebP"
+    if kind in ("JPEG", "lossy WebP"):
+        raise UnreadableImage(f"{name} is a {kind}, whose compression changes the numbers of classes; expected a PNG")
     if kind == "NPY":
         pixels = npy.read(data, name=name, stored=True)
     elif kind == "TIFF":

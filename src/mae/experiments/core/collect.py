@@ -17,7 +17,7 @@ from mae.errors import MAEError
 from mae.evaluation.common.capabilities import predicts_pixels
 from mae.evaluation.common.near_duplicates import warning
 from mae.experiments.core.commands import commands
-from mae.experiments.core.job import Job, JobFiles, read_results
+from mae.experiments.core.job import Job, JobFiles, JobResults, read_results
 from mae.experiments.core.metrics import COMMON_MASK_RATIO
 from mae.experiments.core.plan import Study
 from mae.experiments.core.results import CheckpointMetrics, RunResult, StudyResult, Variant
@@ -82,13 +82,13 @@ def collect(plan: Study, jobs: Sequence[Job], out: Path, facts: tuple[tuple[str,
     )
 
 
-def _warnings(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _warnings(results: Sequence[JobResults]) -> tuple[str, ...]:
     """Each once, though all jobs evaluate on the same images."""
     warnings = [warning(each["near_copies"]) for each in results if each["near_copies"] is not None]
     return tuple(dict.fromkeys(filter(None, warnings)))
 
 
-def _baselines(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _baselines(results: Sequence[JobResults]) -> dict[str, float]:
     """Mean of each baseline over the jobs that measured it."""
     names = dict.fromkeys(name for each in results for name in each["baselines"])
     return {name: mean(each["baselines"][name] for each in results if name in each["baselines"]) for name in names}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, cast
 
 from mae import records
 from mae.errors import UsageError
@@ -11,11 +11,6 @@ from mae.records import read_json
 
 STOPPED = 130
 """Exit code of a job that a signal stopped."""
-
-_RESULTS = ("finished", "evaluated", "numbers", "baselines", "near_copies", "checkpoints", "hardware", "versions")
-
-_MAX_NAME = 200
-"""Bytes: files may have 255, and a seed and a suffix follow."""
 
 Overlap = Literal["error", "drop"]
 """What to do with test images that are among the training images: refuse, or leave them out of the test."""
@@ -115,8 +110,7 @@ class JobFiles:
 
 def job_name(variant: str, seed: int) -> str:
     """The name of a run's files; a variant may be named by a path, of which a long one is known by its end."""
-    end = records.safe_name(variant).encode()[-_MAX_NAME:].decode(errors="ignore")
-    return f"{end.strip('.')}-seed{seed}"
+    return f"{records.short_name(variant, keep_end=True).strip('.')}-seed{seed}"
 
 
 def read_job(spec: Path) -> Job:
@@ -128,7 +122,20 @@ def read_job(spec: Path) -> Job:
     return records.read_record(Job, spec, what="entry of a job")
 
 
-def read_results(path: Path) -> dict[str, Any]:
+class JobResults(TypedDict):
+    """The results of a job so far, as its file has them."""
+
+    finished: bool
+    evaluated: int
+    numbers: dict[str, Any]
+    baselines: dict[str, Any]
+    near_copies: Any
+    checkpoints: list[dict[str, Any]]
+    hardware: dict[str, Any]
+    versions: dict[str, Any]
+
+
+def read_results(path: Path) -> JobResults:
     """The results of a job so far.
 
     Raises:
@@ -136,8 +143,8 @@ def read_results(path: Path) -> dict[str, Any]:
     """
     try:
         results = read_json(path)
-        if missing := [name for name in _RESULTS if name not in results]:
+        if missing := [name for name in JobResults.__annotations__ if name not in results]:
             raise UsageError(f"{path} has no {', '.join(missing)}; expected the results of a run")
     except UsageError as error:
         raise UsageError(f"{error}; delete the file to evaluate that run again") from error
-    return results
+    return cast(JobResults, results)

@@ -19,7 +19,7 @@ from mae.evaluation.common.record import hardware, versions
 from mae.evaluation.protocols import find_protocol
 from mae.evaluation.run import Evaluator
 from mae.experiments.core.checkpoint_eval import checkpoint_interval, evaluate_checkpoints
-from mae.experiments.core.job import STOPPED, EvalSpec, Job, read_job, read_results
+from mae.experiments.core.job import STOPPED, EvalSpec, Job, JobResults, read_job, read_results
 from mae.experiments.core.metrics import NUM_NEIGHBOURS
 from mae.experiments.core.readout import read_baselines, read_numbers
 from mae.pretraining.run import run_pretraining
@@ -78,7 +78,7 @@ def run_job(job: Job, result: Path, *, console: Console) -> bool:
     return True
 
 
-def _no_results(job: Job) -> dict[str, Any]:
+def _no_results(job: Job) -> JobResults:
     return {
         "finished": False,
         "evaluated": 0,
@@ -106,7 +106,7 @@ def _train(job: Job, console: Console) -> bool:
     return run_pretraining(config, given=given, resume=folder.holds_run, console=console).finished
 
 
-def _evaluate_checkpoints(job: Job, results: dict[str, Any], result: Path, console: Console) -> None:
+def _evaluate_checkpoints(job: Job, results: JobResults, result: Path, console: Console) -> None:
     """Evaluate the checkpoints that the run kept; their features are needed once and not stored."""
 
     def evaluate(checkpoint: str) -> dict[str, float]:
