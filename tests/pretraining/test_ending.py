@@ -1,5 +1,6 @@
 """What a run leaves that says how it ended, and the callbacks that follow it."""
 
+import json
 import os
 import signal
 import time
@@ -113,6 +114,22 @@ def test_a_run_that_no_checkpoint_was_waited_for_begins_again(images: Path, tmp_
     assert mae.pretrain(out=tmp_path / "run", resume=True, quiet=True).finished
     ending = read_ending(tmp_path / "run" / "ended.json")
     assert ending is not None and (ending.how, ending.step, ending.saved) == ("finished", 4, True)
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped"])
+def test_records_of_earlier_versions_do_not_say_what_was_saved(images: Path, tmp_path: Path, how: str) -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError):
+        mae.pretrain(images, out=run, steps=4, callbacks=[Noted(fail)], **TINY)
+    (run / "ended.json").write_text(json.dumps({"how": how, "why": "", "step": 1, "at": 1.0}))
+    if how == "failed":  # which saved nothing; a run that was stopped did
+        assert mae.pretrain(out=run, resume=True, quiet=True).finished
+        return
+    with pytest.raises(mae.UsageError, match="holds no checkpoint, and the run stopped after step 1, which saved one"):
+        mae.pretrain(out=run, resume=True, quiet=True)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"how": "asleep", "why": "", "step": 1, "at": 1.0}', '{"how": "failed"}'])

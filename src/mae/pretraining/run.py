@@ -221,7 +221,7 @@ def _found(folder: RunFolder, held: ExitStack) -> tuple[str, str]:
     rows = read_rows(folder.metrics, complete=True)  # what cannot be gone on with is told before anything is changed
     if newest is None:
         ending = read_ending(folder.ended)
-        if ending is not None and ending.saved and ending.step:
+        if ending is not None and ending.how != "failed" and ending.saved and ending.step:
             raise UsageError(
                 f"{folder.checkpoints} holds no checkpoint, and the run {ending.how} after step {ending.step:,}, which "
                 "saved one; put it back, or begin anew with another --out: beginning here would write over its records"
