@@ -65,6 +65,13 @@ def test_sine_cosine_positions_and_class_tokens_of_a_model_are_taken_for_what_th
     assert not any("cls_token" in name or name.startswith("encoder.norm") for name, _ in detector.named_parameters())
 
 
+def test_patches_that_are_not_square_are_refused() -> None:
+    """RoI pooling knows one scale of a map: it would look objects up beside where they are."""
+    config = tiny_config(mean=MEAN, std=STD, patch_size=(8, 4), img_size=32)
+    with pytest.raises(UsageError, match="patches of 8 x 4 pixels; expected square ones"):
+        build_detector(config, DetectionHead(size=32), class_names=NAMES, pretrained=None)
+
+
 def test_another_encoder_is_refused() -> None:
     other = build_pretrained_encoder(tiny_config(embed_dim=12))
     with pytest.raises(UsageError, match="of shape"):

@@ -53,12 +53,13 @@ def torchvision_detector(head: "DetectionHead", config: MethodConfig, *, num_cla
         num_classes: of objects, and one for none.
 
     Raises:
-        UsageError: a size that does not divide into patches, no channel statistics, or holes in images.
+        UsageError: a size that does not divide into patches, patches that are not square, no channel statistics, or
+            holes in images.
     """
     wanted, patch = preprocessing_of(config), config.layout.patch[0]
     if config.tokenizer.nodata is not None:
         raise UsageError("the model's images have holes without data, which detectors do not know; use another model")
-    if reason := head.why_not(patch):
+    if reason := head.why_not(config.layout.patch):
         raise UsageError(reason)
     channels, anchor = head.channels, smallest_anchor(head.size, patch)
     anchors = AnchorGenerator(

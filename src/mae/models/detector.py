@@ -54,11 +54,17 @@ class DetectionHead:
         if not 0 < self.channels <= _MOST_CHANNELS:
             raise UsageError(f"channels is {self.channels}; expected 1 to {_MOST_CHANNELS}")
 
-    def why_not(self, patch: int) -> str | None:
-        """What is wrong with its square for an encoder whose patches have this side; None: nothing."""
-        if self.size % patch == 0 and self.size >= 2 * patch:
+    def why_not(self, patch: Sequence[int]) -> str | None:
+        """Why it cannot stand on an encoder whose patches have this height and width; None: it can."""
+        height, width = patch
+        if height != width:
+            return (
+                f"the model has patches of {height} x {width} pixels; expected square ones, for detectors look objects "
+                "up on maps of one scale: use a model with such"
+            )
+        if self.size % height == 0 and self.size >= 2 * height:
             return None
-        return f"size is {self.size}; expected a multiple of the patch of {patch} pixels, two at least"
+        return f"size is {self.size}; expected a multiple of the patch of {height} pixels, two at least"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +112,8 @@ class Detector(PretrainedEncoder):
         config: what the encoder was built from, which also says how images are normalised.
 
     Raises:
-        UsageError: no class or too many, a size that does not divide into patches, or no channel statistics.
+        UsageError: no class or too many, a size that does not divide into patches, patches that are not square, or no
+            channel statistics.
     """
 
     def __init__(
@@ -264,7 +271,7 @@ def build_detector(
     """
     config = trainable(config)
     vit, patch = config.encoder, config.layout.patch
-    if reason := head.why_not(patch[0]):  # before anything is made of that size
+    if reason := head.why_not(patch):  # before anything is made of that size
         raise UsageError(reason)
     trained_on: Grid = (head.size // patch[0], head.size // patch[1])
     encoder = MapViT(

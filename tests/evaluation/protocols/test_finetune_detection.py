@@ -140,6 +140,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, data: Path, saved: Pa
         evaluate("finetune_detection", function, data=data, out=tmp_path, **SHORT)
     with pytest.raises(UsageError, match="size is 30; expected a multiple of the patch"):
         evaluate("finetune_detection", saved, data=data, out=tmp_path / "uneven", **{**SHORT, "size": 30})
+    with pytest.raises(UsageError, match="patches of 8 x 4 pixels; expected square ones"):
+        oblong = small_model(img_size=(16, 16), patch_size=(8, 4), **COLOUR)
+        evaluate("finetune_detection", oblong, data=data, out=tmp_path / "oblong", **SHORT)
     assert not list(tmp_path.rglob("*-labels.png"))
     folder = Path("../shared/data/bccd")
     for name, value in (("size", 0), ("scales", (2.0, 1.0)), ("layer_decay", 0.0), ("beside", ("scratch", "scratch"))):

@@ -73,7 +73,7 @@ class DetectorTraining(DenseFinetuning, DetectionProtocol):
             return reason
         assert extractor.model is not None and extractor.model.config is not None
         config = extractor.model.config
-        return self._head(config).why_not(config.layout.patch[0])
+        return self._head(config).why_not(config.layout.patch)
 
     def run(self, task: "DetectionTask") -> ProtocolResult:
         """Train and evaluate; see `EvaluationProtocol`."""
