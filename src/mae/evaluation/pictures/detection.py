@@ -64,8 +64,18 @@ def draw_detections(
         notes = [[f"{int((of.scores >= THRESHOLD).sum())} found"] for of in each]
         caption = f"found with a score of {THRESHOLD:g} or more"
         columns.append(Column(name=who, caption=caption, pictures=on_one_size(drawn), notes=notes))
-    legend = dict(zip(class_names, class_colours(_COLOURS)[: len(class_names)], strict=False))
+    legend = _legend(truth, found, class_names)
     write_sheet(columns, title=title, caption=[f"{len(numbers)} test images."], legend=legend, path=path)
+
+
+def _legend(
+    truth: Sequence[Objects], found: Mapping[str, Sequence[FoundObjects]], class_names: Sequence[str]
+) -> dict[str, Float[Tensor, "3"]]:
+    """The colours of the classes that are drawn."""
+    drawn = [of.classes for of in truth]
+    drawn += [of.labels[of.scores >= THRESHOLD] for each in found.values() for of in each]
+    colours = class_colours(_COLOURS)
+    return {class_names[label]: colours[label % _COLOURS] for label in np.unique(np.concatenate(drawn)).tolist()}
 
 
 def with_found(

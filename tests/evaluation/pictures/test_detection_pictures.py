@@ -1,0 +1,38 @@
+"""Pictures of test images with what is found in them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mae.data.annotations.objects import Objects
+from mae.data.dataset.images import load_images
+from mae.data.sources.open import open_source
+from mae.evaluation.common.average_precision import FoundObjects
+from mae.evaluation.pictures import detection
+from mae.evaluation.pictures.segmentation import class_colours
+
+
+def test_the_legend_has_the_classes_that_are_drawn_in_their_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of COCO's 80 classes all but the first 20 were white in it."""
+    legends: list[dict[str, Tensor]] = []
+    monkeypatch.setattr(detection, "write_sheet", lambda columns, *, legend, **told: legends.append(legend))
+    box = np.array([[0, 0, 4, 4]], dtype=np.float32)
+    found = FoundObjects(
+        boxes=box.repeat(2, axis=0), labels=np.array([41, 7]), scores=np.array([0.9, 0.2], dtype=np.float32)
+    )
+    detection.draw_detections(
+        load_images(open_source("builtin:digits", data_root=tmp_path), in_chans=None),
+        [0],
+        [Objects(boxes=box, classes=np.array([25]), crowd=np.array([False]))],
+        {"this model": [found]},
+        class_names=tuple(f"class {number}" for number in range(80)),
+        title="Found",
+        path=tmp_path / "found.png",
+    )
+    (legend,) = legends
+    colours = class_colours(20)
+    assert list(legend) == ["class 25", "class 41"], "what is found below the threshold is not drawn"
+    assert torch.equal(torch.stack(list(legend.values())), colours[[5, 1]])
