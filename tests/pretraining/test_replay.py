@@ -154,6 +154,23 @@ def test_the_views_are_those_of_the_step(pretrain: Run, source: Path, monkeypatc
     assert torch.equal(torch.cat(seen), raw.images) and len(raw.ids.unique()) == 4
 
 
+def test_an_unreadable_image_is_replaced_by_the_one_that_the_run_took(
+    pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(0, 64, 4):
+        (source / f"{number:02d}.tif").write_bytes(b"no image")
+    folder = broken(pretrain, source, monkeypatch, recipe="mae", steps=20, max_unreadable=0.5)
+    monkeypatch.undo()
+    seen: list[torch.Tensor] = []
+    whole = replay_module.normalise
+    monkeypatch.setattr(replay_module, "normalise", lambda crops, *told: seen.append(crops) or whole(crops, *told))
+    found = replay(folder, device="cpu")
+    images = load_images(open_source(str(source), data_root=folder), in_chans=None, max_unreadable=0.5)
+    loader = TrainingLoader(images=images, batch_size=16, accumulate=1, img_size=(8, 8), seed=0, workers=0)
+    raw = next(loader.iterate(found.step))
+    assert torch.equal(torch.cat(seen), raw.images) and not torch.equal(raw.ids, raw.shown)
+
+
 def test_other_images_are_refused(pretrain: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = broken(pretrain, source, monkeypatch)
     (source / "00.tif").unlink()

@@ -91,9 +91,8 @@ class RunContext:
 
     @cached_property
     def held_out(self) -> Int64[Tensor, " m"]:
-        """Numbers of the images that are not trained on; of images in blocks those of few blocks, as all are read."""
-        count = num_held_out(self.config, len(self.images))
-        return self.images.sample(_HELD_OUT_SEED, FIXED_EPOCH, count).sort().values
+        """Numbers of the images that are not trained on; see `held_out_of`."""
+        return held_out_of(self.config, self.images)
 
     def near(self, count: int) -> Numbers:
         """Images that are trained on, `count` or more: of images in blocks those of few blocks, else all of them."""
@@ -425,6 +424,11 @@ def num_held_out(config: RunConfig, num_images: int) -> int:
     """How many images of a source are not trained on; none where they would be too few to tell anything."""
     count = min(int(config.data.held_out * num_images), _MOST_HELD_OUT)
     return count if count >= _LEAST_HELD_OUT else 0
+
+
+def held_out_of(config: RunConfig, images: ImageSet) -> Int64[Tensor, " m"]:
+    """Numbers of the images that a run leaves out; of images in blocks those of few blocks, as all are read."""
+    return images.sample(_HELD_OUT_SEED, FIXED_EPOCH, num_held_out(config, len(images))).sort().values
 
 
 def warmup_steps(config: RunConfig, num_images: int) -> float:

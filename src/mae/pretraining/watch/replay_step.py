@@ -18,6 +18,7 @@ from mae.config import RunConfig
 from mae.core.types import MaskPlan
 from mae.data.dataset.images import ImageSet, load_images
 from mae.data.loading.loader import normalise
+from mae.data.loading.sampler import AllBut
 from mae.data.loading.worker import CropDataset
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
@@ -25,7 +26,7 @@ from mae.models.file import load_model
 from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.capture import CAPTURE, Capture
-from mae.pretraining.resolve import DECIDING_FACTS, augmentation_of, images_per_step, unit_of, weights_of
+from mae.pretraining.resolve import DECIDING_FACTS, augmentation_of, held_out_of, images_per_step, unit_of, weights_of
 from mae.pretraining.same_images import check_same
 from mae.pretraining.teacher import open_teacher
 from mae.randomness import sample_keys, view_keys
@@ -142,7 +143,7 @@ def _parts(
     keys = view_keys(sample_keys(values.seed, values.epoch, ids), config.data.repeated_aug)
     crops = CropDataset(
         images=images,
-        numbers=ids,
+        numbers=AllBut(len(images), held_out_of(config, images)),  # another image is shown for one that is unreadable
         img_size=config.resolved.tokenizer.img_size,
         augmentation=augmentation_of(config),
     )
