@@ -131,6 +131,12 @@ def test_a_gradient_that_grows_is_told_and_told_again_when_it_grows_as_much_agai
     assert seen(high_while_warming_up, GradientGrowth(after=6400)) == []
 
 
+def test_a_gradient_of_zero_is_no_beginning_of_growth() -> None:
+    """As where batches hold no data: no multiple of it can be told."""
+    rows = [row(step, grad_norm=0.0 if step < 10 else 1.0) for step in range(1, 30)]
+    assert seen(rows, GradientGrowth(after=0)) == []
+
+
 def test_a_gradient_that_is_not_told_is_passed_over() -> None:
     assert seen([row(step, grad_norm=None) for step in range(1, 50)], GradientGrowth(after=0)) == []
 

@@ -113,7 +113,7 @@ class GradientGrowth:
     def see(self, row: LogRow) -> str | None:
         """See `Sign`."""
         norm = row.get("grad_norm")
-        if norm is None or row["samples"] <= self._after:
+        if not norm or row["samples"] <= self._after:  # of 0, as where nothing was known, nothing is a multiple
             return None
         self._last.append(norm)
         if len(self._last) < self._ROWS:
