@@ -112,6 +112,13 @@ def test_a_batch_that_does_not_fit_is_divided(
     assert plan.step_seconds == 4 and plan.peak_bytes == 100 + 40 // accumulate
 
 
+def test_a_classifier_is_planned_in_micro_batches_of_one_image(capsys: pytest.CaptureFixture[str]):
+    """It has no norm over a batch, and trains so."""
+    words = ["--data", "classes", "--epochs", "2", "--batch-size", "4", "--accumulate", "4", "--device", "cpu"]
+    assert main(["plan", "finetune", "classes", "model.safetensors", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accumulate"] == 4
+
+
 def test_what_fits_in_no_way_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(finetuning, "available_memory", lambda device: 1000)
     with pytest.raises(UsageError, match="0 image.s. fit at once; take a smaller model or a smaller --size"):

@@ -16,7 +16,7 @@ from mae.evaluation.common.beside import tasks_beside, used_images
 from mae.evaluation.common.dense_finetuning import SCRATCH, DenseFinetuning
 from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.common.supervised import PreparedTraining, Task
-from mae.evaluation.common.task import DetectionTask
+from mae.evaluation.common.task import DetectionTask, SegmentationTask
 from mae.evaluation.protocol import THIS_MODEL
 from mae.evaluation.protocols.finetune import Finetune
 from mae.evaluation.run import Evaluator
@@ -178,7 +178,7 @@ def plan_finetuning(evaluator: Evaluator, protocol: Finetune | DenseFinetuning) 
 
 def _probes(task: Task) -> tuple[int, int]:
     """The fewest images that are computed at once, and some more; a norm over a batch needs two."""
-    return (1, 2) if isinstance(task, DetectionTask) else (2, 4)
+    return (2, 4) if isinstance(task, SegmentationTask) else (1, 2)
 
 
 def _measure(protocol: Finetune | DenseFinetuning, task: Any, begun: PreparedTraining, usable: int) -> _Measured:
