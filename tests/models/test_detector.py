@@ -247,6 +247,18 @@ def test_a_file_holds_all_of_it_and_tells_changed_weights(masks: bool, tmp_path:
                 weight.flatten()[0] -= 0.5
 
 
+def test_what_is_less_sure_than_average_precision_counts_is_found_where_it_is_asked_for() -> None:
+    torch.manual_seed(0)
+    names = tuple(f"class {number}" for number in range(40))  # of which an untrained model is equally sure
+    head = DetectionHead(size=32, window=0, channels=8)
+    detector = build_detector(tiny_config(mean=MEAN, std=STD), head, class_names=names, pretrained=None).eval()
+    image = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    unsure = detector.predict(image, threshold=0.01)[0].scores
+    assert len(unsure) and 0.01 <= unsure.min() < unsure.max() < 0.05
+    assert not len(detector.detect([torch.rand(3, 32, 32)])[0].scores), "as evaluations have it"
+    assert not len(detector([torch.rand(3, 32, 32)])[0]["scores"])
+
+
 def test_images_of_any_shape_fit() -> None:
     assert fitted_size((480, 640), 512) == (384, 512)
     assert fitted_size((1, 1000), 64) == (1, 64)

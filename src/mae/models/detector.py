@@ -1,6 +1,7 @@
 """An encoder under torchvision's Faster or Mask R-CNN (ViTDet: Li et al. 2022), which finds objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import overload
 
@@ -20,6 +21,9 @@ from mae.models.pretrained import PretrainedEncoder, told_classes
 from mae.models.trainable import trainable
 
 _MOST_CLASSES, _MOST_CHANNELS, _MOST_PIXELS = 1 << 14, 4096, 8192
+
+_LEAST_SCORE = 0.05
+"""Of what counts in average precision, as in torchvision and detectron2."""
 
 Target = Mapping[str, Tensor]
 """The objects of an image: `boxes` `[n, 4]` (left, top, right, bottom), `labels` `[n]` from 1, `masks` `[n, H, W]`."""
@@ -162,7 +166,7 @@ class Detector(PretrainedEncoder):
     ) -> list[dict[str, Tensor]] | DetectorOutput:
         """The losses in training mode; else what is found, as `boxes`, `labels` from 1, `scores` and `masks`.
 
-        Boxes are in pixels of the images given; masks are of 28 x 28 values in their box.
+        Boxes are in pixels of the images given; masks are of 28 x 28 values in their box. Scores are above 0.05.
 
         Args:
             images: whole numbers of the files scaled to [0, 1], or raw values of floating point; not normalised, none
@@ -208,16 +212,26 @@ class Detector(PretrainedEncoder):
         given = given_images(images, wanted)
         return [self.detect([scaled(whole(image))], threshold=threshold)[0] for image in given]
 
-    def detect(self, images: Sequence[Float[Tensor, "C _ _"]], *, threshold: float = 0.0) -> list[Detections]:
+    def detect(self, images: Sequence[Float[Tensor, "C _ _"]], *, threshold: float = _LEAST_SCORE) -> list[Detections]:
         """`predict` of images that `forward` takes, of any size: they are resized to fit into the model's square."""
         weights = next(self.parameters())
-        with undisturbed(self):
+        with undisturbed(self), self._finding_from(threshold):
             found = self([fitted(image, self.described.size).to(weights) for image in images])
             sizes = [(image.shape[1], image.shape[2]) for image in images]
             seen = [fitted_size(size, self.described.size) for size in sizes]
             found = [{name: tensor.float().cpu() for name, tensor in each.items()} for each in found]
             found = [{name: tensor[each["scores"] >= threshold] for name, tensor in each.items()} for each in found]
             return [self._named(each) for each in self.transform.postprocess(found, seen, sizes)]
+
+    @contextmanager
+    def _finding_from(self, threshold: float) -> Iterator[None]:
+        """Inside, what is found with such a score is not left out for its score."""
+        usual = self.roi_heads.score_thresh
+        self.roi_heads.score_thresh = min(usual, threshold)
+        try:
+            yield
+        finally:
+            self.roi_heads.score_thresh = usual
 
     def _named(self, found: Mapping[str, Tensor]) -> Detections:
         labels = found["labels"].long() - 1
