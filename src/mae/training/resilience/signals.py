@@ -18,7 +18,8 @@ _ONE_REQUEST_SECONDS = 1.0
 class StopSignals:
     """While entered, the first stop signal is only recorded; a second one acts as if this were not here.
 
-    SIGHUP stays ignored where it is, which is how `nohup` has a command outlive its terminal.
+    SIGHUP stays ignored where it is, which is how `nohup` has a command outlive its terminal. What a program that holds
+    this Python handles stays its own.
 
     Attributes:
         asked: number of the first signal; 0 where none came.
@@ -32,7 +33,9 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in _REQUESTS:
-                if number == _HANG_UP and signal.getsignal(number) == signal.SIG_IGN:
+                before = signal.getsignal(number)
+                # None: a program that holds this Python, such as R, handles it, and only that could put it back.
+                if before is None or (number == _HANG_UP and before == signal.SIG_IGN):
                     continue
                 self._before[number] = signal.signal(number, self._note)  # type: ignore[assignment]
         return self
