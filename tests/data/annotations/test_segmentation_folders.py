@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -122,6 +123,12 @@ def test_grey_masks_of_few_bits_hold_their_numbers(bits: int):
     header = struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0)
     lines = zlib.compress(b"".join(b"\0" + row for row in packed))
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    assert decode_mask(data, name="m.png").tolist() == values.tolist()
+
+
+def test_grey_masks_of_16_bits_with_alpha_hold_their_numbers():
+    values = np.array([[0, 1, 255], [256, 7, 65_535]], dtype=np.uint16)
+    data = imagecodecs.png_encode(np.stack([values, np.full_like(values, 65_535)], axis=-1))
     assert decode_mask(data, name="m.png").tolist() == values.tolist()
 
 

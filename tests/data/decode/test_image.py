@@ -105,6 +105,21 @@ def test_alpha_is_composited_over_white(mode, channels):
     assert found[0, :, 0].tolist() == pytest.approx([255, 100, 100 * 128 / 255 + 127], abs=1)
 
 
+def test_grey_with_alpha_of_16_bits_keeps_its_depth():
+    """Pillow makes 8 bits in colour of it."""
+    pixels = np.random.default_rng(0).integers(0, 65536, (7, 5, 2), dtype=np.uint16)
+    pixels[0, :2, 1] = 0, 65535
+    data = imagecodecs.png_encode(pixels)
+    found, alpha = checked(data), pixels[..., 1] / 65535
+    expected = pixels[..., 0] * alpha + 65535 * (1 - alpha)
+    assert found.dtype == UINT16 and np.abs(found[..., 0] - expected).max() <= 0.5
+    assert probe(data, name="x").alpha and found[0, :2, 0].tolist() == [65535, pixels[0, 1, 0]]
+    kept, told = decode(data, name="x", bands=2), probe(data, name="x", bands=2)
+    assert np.array_equal(kept, pixels) and (told.channels, told.dtype, told.alpha) == (2, UINT16, False)
+    with pytest.raises(UnreadableImage, match="x is not a whole PNG image"):
+        decode(data[: len(data) // 2], name="x")
+
+
 def test_transparent_palette_entry_becomes_white():
     image = Image.new("P", (2, 1))
     image.putpalette([200, 0, 0, 0, 0, 200])

@@ -8,9 +8,11 @@ own limits decide, and Pillow's global limit with its warning is neither needed 
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import gcd
 from typing import NamedTuple, TypeVar
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
@@ -125,7 +127,10 @@ def decode(data: bytes, *, name: str, bands: int | None = None, reduction: int =
 
 
 def pixels_of(image: Image.Image, *, bands: int | None = None) -> np.ndarray:
-    """The pixels of an image that Pillow has opened, as `decode` gives those of its file."""
+    """The pixels of an image that Pillow has opened, as `decode` gives those of its file.
+
+    Of a PNG in grey with alpha and 16 bits Pillow has kept 8, in colour.
+    """
     image.load()
     keep_alpha = _keeps_alpha(image, bands)
     # After loading: a PNG of Pillow's may carry its EXIF behind its pixels, and a TIFF is turned upright by then.
@@ -232,6 +237,9 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
         with tiff.first_page(data, name=name) as page:
             if not tiff.pillow_is_faithful(page, bands=bands):
                 return tiff.read(page, data=data, name=name, bands=bands)
+    if _is_deep_grey_alpha(data):
+        pixels = _deep_grey_alpha(data, name)
+        return pixels if bands == 2 else tiff.over_white(pixels, premultiplied=False)
     with _opened(data, name=name, bands=bands) as image:
         _check_work(image, data, name=name)
         if reduction > 1:
@@ -240,7 +248,27 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
 
 
 _PNG_BITS = 24
-"""Where a PNG says how many bits a sample has."""
+"""Where a PNG says how many bits a sample has; its colours stand behind."""
+_GREY_ALPHA, _RGB_ALPHA = 4, 6
+"""How a PNG says which."""
+
+
+def _is_deep_grey_alpha(data: bytes) -> bool:
+    """Whether a file is a PNG of 16 bits in grey with alpha, which Pillow reads as 8 bits in colour."""
+    colours = bytes([16, _GREY_ALPHA])
+    return data.startswith(b"\x89PNG") and data[_PNG_BITS : _PNG_BITS + 2] == colours and data[12:16] == b"IHDR"
+
+
+def _deep_grey_alpha(data: bytes, name: str) -> np.ndarray:
+    """Grey and alpha `[H, W, 2]` of such a file, upright.
+
+    Its four bytes a pixel are packed as those of 8 bits in red, green, blue and alpha, of which Pillow loses none.
+    """
+    header = data[12:_PNG_BITS] + bytes([8, _RGB_ALPHA]) + data[_PNG_BITS + 2 : 29]
+    with _opened(data[:12] + header + crc32(header).to_bytes(4, "big") + data[33:], name=name, bands=4) as image:
+        image.load()
+        pixels = np.array(image).view(">u2").astype(np.uint16)
+        return np.ascontiguousarray(upright(pixels, _orientation(image)))
 
 
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
@@ -253,6 +281,8 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
         pixels = npy.read(data, name=name, stored=True)
     elif kind == "TIFF":
         pixels = _tiff_mask(data, name)
+    elif _is_deep_grey_alpha(data):
+        pixels = _deep_grey_alpha(data, name)[:, :, :1]
     else:
         pixels = _stored(data, name, bits=data[_PNG_BITS] if kind == "PNG" else 8)
     if pixels.shape[2] not in (1, 3):
@@ -334,7 +364,11 @@ def _probe(data: bytes, name: str, *, bands: int | None) -> ImageInfo:
         with tiff.first_page(data, name=name) as page:
             return tiff.info(page, name=name, bands=bands)
     with _opened(data, name=name, bands=bands) as image:
-        return _info(image, bands)
+        info = _info(image, bands)
+    if _is_deep_grey_alpha(data):
+        kept = bands == 2
+        return replace(info, channels=1 + kept, dtype=_UINT16, alpha=not kept)
+    return info
 
 
 def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:

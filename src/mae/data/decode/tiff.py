@@ -148,7 +148,7 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored:
         pixels = pixels.dtype.type(white) - pixels
     if _has_alpha(page, bands):
         premultiplied = int(page.extrasamples[0]) == _PREMULTIPLIED
-        pixels = pixels[..., :-1] if stored else _over_white(pixels, premultiplied=premultiplied)
+        pixels = pixels[..., :-1] if stored else over_white(pixels, premultiplied=premultiplied)
     return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
 
 
@@ -264,7 +264,8 @@ def _dtype(page: "TiffPage", *, name: str) -> np.dtype:
     return np.dtype(np.uint16 if kind == "u" and page.bitspersample <= 16 else np.float32)
 
 
-def _over_white(pixels: np.ndarray, *, premultiplied: bool) -> np.ndarray:
+def over_white(pixels: np.ndarray, *, premultiplied: bool) -> np.ndarray:
+    """Unsigned integers `[H, W, C + 1]` without their last band, alpha; over white."""
     white = float(np.iinfo(pixels.dtype).max)
     colour, alpha = pixels[..., :-1].astype(np.float64), pixels[..., -1:] / white
     shown = (colour if premultiplied else colour * alpha) + white * (1 - alpha)
