@@ -188,6 +188,10 @@ def test_yaml_that_leads_out_of_the_folder_is_refused(tmp_path: Path, told: str,
         "names: ['aeroplane', 'bicycle']\r\ntrain: ../train/images\r\nroboflow:\r\n  license: MIT\r\n  version: 1\r\n",
         "names:\n- a\n- b\nval: [x/images, y/images]\n",
         '"names": [a-b, c_d, e.f]\n',
+        "names: ['a #1', \"b # 2\", it's, 'c''s #3'] # four\n",
+        "names: [\n  'a #1', # first\n  'b #2'\n]\n",
+        "names: {0: 'a #1', 1: \"b #2\"} # two\n",
+        "names:\n  0: 'a #1' # first\n  1: b#2\n",
     ],
 )
 def test_yaml_is_read_as_pyyaml_reads_it(text: str):
@@ -202,7 +206,14 @@ def test_yaml_is_read_as_pyyaml_reads_it(text: str):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    "text", ["a" + " " * (1 << 20) + "b", "names: [\n" + "a,\n" * (1 << 18), "'" * (1 << 20), "a:" * (1 << 19)]
+    "text",
+    [
+        "a" + " " * (1 << 20) + "b",
+        "names: [\n" + "a,\n" * (1 << 18),
+        "'" * (1 << 20),
+        "a:" * (1 << 19),
+        "a: [" + ",'''" * (1 << 18),
+    ],
 )
 def test_hostile_yaml_takes_no_more_time_than_its_length(text: str):
     read_plain_yaml(text)

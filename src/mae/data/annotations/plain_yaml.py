@@ -7,6 +7,8 @@ Value: TypeAlias = str | list[str] | dict[str, str]
 
 _ITEM = re.compile(r"""'((?:[^']|'')*)'|"([^"]*)"|([^\s,'"][^,]*)""")
 _KEY = re.compile(r"""^(?:'([^']*)'\s*|"([^"]*)"\s*|([^\s'"#\[{-][^:]*)):(?:\s+(.*))?$""")
+_COMMENT = re.compile(r"""((?<![^\s\[{,:])(?:'(?:[^']|'')*'|"[^"]*"))|\s#.*""")
+"""Behind what is in quotes, which may hold the sign."""
 
 _CLOSING = {"[": "]", "{": "}"}
 
@@ -69,7 +71,7 @@ def _entry(text: str) -> tuple[str, str] | None:
 
 
 def _uncommented(text: str) -> str:
-    return text.split(" #")[0].rstrip()
+    return _COMMENT.sub(lambda found: found[1] or "", text).rstrip()
 
 
 def _plain(text: str) -> str:
