@@ -226,6 +226,15 @@ def test_beside_a_file_of_val_one_of_test_is_not_used(tmp_path: Path):
     assert list(data.test.source.names) == ["3.jpg", "4.jpg"]
 
 
+def test_a_file_that_lists_no_image_is_told_from_images_that_are_not_there(tmp_path: Path):
+    for number in range(3):
+        image(tmp_path / "train" / f"{number}.jpg")
+    write(tmp_path / "train" / "_annotations.coco.json", coco(range(3)))
+    write(tmp_path / "valid" / "_annotations.coco.json", coco(range(1), images=[], annotations=[]))
+    with pytest.raises(UsageError, match="the test part holds no image; expected one or more"):
+        open_detection(tmp_path)
+
+
 def test_files_of_unknown_parts_are_refused(tmp_path: Path):
     write(tmp_path / "a.json", coco(range(2)))
     write(tmp_path / "b.json", coco(range(2)))

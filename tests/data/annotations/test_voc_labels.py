@@ -75,6 +75,25 @@ def test_labels_of_images_that_are_not_there_are_counted(tmp_path: Path):
     assert data.note.endswith("; 1 image without labels left out; 1 image listed or labelled but not there left out")
 
 
+def test_a_part_without_labels_is_told_from_one_without_images(tmp_path: Path):
+    voc(tmp_path)
+    lists = tmp_path / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    (lists / "trainval.txt").write_text("0\n1\n2\n")
+    (lists / "test.txt").write_text("3\n4\n")
+    for number in (3, 4):
+        (tmp_path / "Annotations" / f"{number}.xml").unlink()
+    with pytest.raises(UsageError, match=r"none of the test part's images has labels; expected 3.xml for JPEGImages/3"):
+        open_detection(tmp_path)
+    (tmp_path / "JPEGImages" / "3.jpg").unlink()
+    (tmp_path / "JPEGImages" / "4.jpg").unlink()
+    with pytest.raises(UsageError, match="none of the labelled images of the test part is there"):
+        open_detection(tmp_path)
+    (lists / "test.txt").write_text("\n")
+    with pytest.raises(UsageError, match="the test part holds no image"):
+        open_detection(tmp_path)
+
+
 def test_labels_that_may_be_of_two_images_are_refused(tmp_path: Path):
     voc(tmp_path)
     image(tmp_path / "JPEGImages" / "3.png")

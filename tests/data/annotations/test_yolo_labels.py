@@ -68,6 +68,44 @@ def test_images_that_a_list_names_and_that_are_not_there_are_counted(tmp_path: P
     assert note.endswith("; 2 images listed but not there left out")
 
 
+@pytest.mark.parametrize("told", ["train: Images\n" + NAMES, NAMES, ""])
+def test_folders_may_be_in_capitals(tmp_path: Path, told: str):
+    for number in range(3):
+        image(tmp_path / "Images" / f"{number}.jpg")
+        write(tmp_path / "Labels" / f"{number}.txt")
+    write(tmp_path / "data.yaml" if told else tmp_path / "Labels" / "classes.txt", told or "cat\na dog\n")
+    assert open_detection(tmp_path).note.endswith("a fifth held out, 3 boxes of 2 classes")
+
+
+def test_labels_without_an_image_are_counted(tmp_path: Path):
+    three_labelled(tmp_path)
+    for name in ("gone", "lost", "classes"):
+        write(tmp_path / "labels" / f"{name}.txt", "cat\na dog\n")
+    note = open_detection(tmp_path).note
+    assert note.endswith("3 boxes of 2 classes; 2 label files without an image left out")
+    write(tmp_path / "train.txt", "images/0.jpg\nimages/1.jpg\n")  # 2 is there, and not listed
+    write(tmp_path / "data.yaml", "train: train.txt\n" + NAMES)
+    assert open_detection(tmp_path).note.endswith("2 boxes of 2 classes; 2 label files without an image left out")
+
+
+def test_texts_beside_images_are_no_labels_without_an_image(tmp_path: Path):
+    for part, count in (("train", 2), ("val", 1)):
+        for number in range(count):
+            image(tmp_path / part / f"{number}.jpg")
+            write(tmp_path / part / f"{number}.txt")
+        write(tmp_path / part / "licence.txt")
+    write(tmp_path / "data.yaml", "train: train\nval: val\n" + NAMES)
+    assert open_detection(tmp_path).note.endswith("3 boxes of 2 classes")
+
+
+def test_a_part_without_images_is_named(tmp_path: Path):
+    three_labelled(tmp_path)
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "data.yaml", "train: images\nval: empty\n" + NAMES)
+    with pytest.raises(UsageError, match="the test part holds no image; expected one or more"):
+        open_detection(tmp_path)
+
+
 def test_an_image_that_lists_name_twice_counts_once(tmp_path: Path):
     three_labelled(tmp_path)
     write(tmp_path / "first.txt", "./images/0.jpg\nimages/1.jpg\nimages/0.jpg\n")

@@ -89,7 +89,7 @@ def read(root: Path, *, name: str) -> Written | None:
         objects = _objects(file, list(categories), path=paths[part])
         _check_listed_once(file, names, path=paths[part])
         parts[part] = WrittenPart(
-            source=check_any(source, part=part, name=name),
+            source=check_any(source, listed=len(names), part=part, name=name),
             objects=[objects[row] for row in rows],
             sizes=np.array([[file.images[row].width or 0, file.images[row].height or 0] for row in rows]),
         )

@@ -13,7 +13,7 @@ from mae.data.annotations.objects import Objects, objects_of
 from mae.data.annotations.parts import PARTS, below, check_one_each, first
 from mae.data.annotations.written import MOST_PIXELS, Written, WrittenPart, check_any, left_out, read_text
 from mae.data.sources.folder import is_image, open_files, walk
-from mae.errors import MAEError
+from mae.errors import MAEError, UsageError
 
 _IMAGES = ("jpegimages", "images", "image")
 _LISTS = (("trainval", "test"), ("train", "val"), ("train", "test"))
@@ -44,7 +44,8 @@ def read(root: Path, *, name: str) -> Written | None:
     and the top, while the right and the bottom stay as they are.
 
     Raises:
-        UsageError: none of the labelled images is there, or two are called alike but for the ending.
+        UsageError: a part without labels or whose labelled images are not there, or two images that are called alike
+            but for the ending.
         MAEError: a file that is no such XML.
     """
     found, lists = _found(root)
@@ -54,6 +55,7 @@ def read(root: Path, *, name: str) -> Written | None:
     }
     if not any(pairs.values()):
         return None
+    _check_labelled(found, pairs, name)
     labels = {part: [_labels(xml) for _, xml in labelled] for part, labelled in pairs.items()}
     class_names = sorted({label for read in labels.values() for each in read for label in each.names})
     numbers = {label: number for number, label in enumerate(class_names)}
@@ -61,7 +63,7 @@ def read(root: Path, *, name: str) -> Written | None:
     for part, each in labels.items():
         source, rows = open_files(root, [image for image, _ in pairs[part]])
         parts[part] = WrittenPart(
-            source=check_any(source, part=part, name=name),
+            source=check_any(source, listed=len(found[part]), part=part, name=name),
             objects=[each[row].objects(numbers) for row in rows],
             sizes=np.array([each[row].size for row in rows], dtype=np.int64),
         )
@@ -78,6 +80,17 @@ def read(root: Path, *, name: str) -> Written | None:
 
 _Pair: TypeAlias = tuple[str | None, Path | None]
 """An image, by its path below the folder, and its labels; None for what is not there."""
+
+
+def _check_labelled(found: Mapping[str, list[_Pair]], pairs: Mapping[str, object], name: str) -> None:
+    """Refuse a part with images and without labels."""
+    for part, each in found.items():
+        images = [image for image, _ in each if image is not None]
+        if images and not pairs[part]:
+            raise UsageError(
+                f"{name}: none of the {part} part's images has labels; expected {PurePosixPath(images[0]).stem}.xml "
+                f"for {images[0]}"
+            )
 
 
 def _found(root: Path) -> tuple[dict[str, list[_Pair]], list[str]]:

@@ -49,12 +49,14 @@ class Written:
     remarks: tuple[str, ...] = ()
 
 
-def check_any(source: FileSource | None, *, part: str, name: str) -> FileSource:
-    """The source that there is.
+def check_any(source: FileSource | None, *, listed: int, part: str, name: str) -> FileSource:
+    """The source that there is, of so many images listed.
 
     Raises:
         UsageError: there is none.
     """
+    if not listed:
+        raise UsageError(f"{name}: the {part} part holds no image; expected one or more")
     if source is None:
         raise UsageError(f"{name}: none of the labelled images of the {part} part is there; check the images' folder")
     return source

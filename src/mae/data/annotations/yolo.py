@@ -1,6 +1,9 @@
 """YOLO's labels: a text file for each image, a line an object, in shares of the image's sides."""
 
-from os.path import exists, isfile  # which take a name that no file can have for none
+from collections.abc import Sequence
+from functools import cache
+from os import listdir
+from os.path import exists, isdir, isfile  # which take a name that no file can have for none
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -9,14 +12,14 @@ from mae.data.annotations.objects import Objects, objects_of
 from mae.data.annotations.parts import PARTS, below, first
 from mae.data.annotations.plain_yaml import Value, read_plain_yaml
 from mae.data.annotations.written import Written, WrittenPart, check_any, check_inside, left_out, read_text
-from mae.data.sources.folder import count_of, is_image, open_files, walk
+from mae.data.sources.folder import count_of, is_image, is_visible, open_files, walk
 from mae.errors import MAEError, UsageError
 
 _MOST_BYTES = 16 << 20
 _MOST_SHARE = 1e4
 """Beyond any mistake that takes pixels for shares."""
 _MOST_CLASSES = 10_000
-_LISTED = ("classes.txt", "labels/classes.txt")
+_CLASSES = "classes.txt"
 
 
 def read(root: Path, *, name: str) -> Written | None:
@@ -25,7 +28,7 @@ def read(root: Path, *, name: str) -> Written | None:
     A line is a class from 0, then the middle, width and height of a box, or the x and y of each corner of a polygon,
     whose box is around its corners. Where the YAML file tells the shape of keypoints (`kpt_shape`), these stand behind
     a box and are passed over. An image without a file, or with an empty one, shows no objects; one that is listed twice
-    counts once.
+    counts once. Labels without an image are left out.
 
     Raises:
         UsageError: images that are not where the YAML file says, or none with labels.
@@ -35,12 +38,12 @@ def read(root: Path, *, name: str) -> Written | None:
     images = {part: [*dict.fromkeys(paths)] for part, paths in _images(root, told, name).items()}
     names = None if told is None else _names(told, name)
     keypoints = told is not None and "kpt_shape" in told
-    labels = {part: [root / _labels_of(path) for path in paths] for part, paths in images.items()}
+    labels = {part: _labels_of(root, paths) for part, paths in images.items()}
     if not any(isfile(path) for paths in labels.values() for path in paths):
         if told is None:
             return None
         raise UsageError(f"{name}: no image has labels; expected labels/1.txt for images/1.jpg")
-    listed = next((root / path for path in _LISTED if (root / path).is_file()), None)
+    listed = next((each / _CLASSES for each in (root, _beside_images(root)) if (each / _CLASSES).is_file()), None)
     if names is None and listed is not None:
         names = read_text(listed, max_bytes=_MOST_BYTES).split("\n")
         names = [label.strip() for label in names if label.strip()]
@@ -51,11 +54,12 @@ def read(root: Path, *, name: str) -> Written | None:
         files = [labels[part][row] for row in rows]
         without += sum(not isfile(path) for path in files)
         parts[part] = WrittenPart(
-            source=check_any(source, part=part, name=name),
+            source=check_any(source, listed=len(paths), part=part, name=name),
             objects=[_objects(path, None if names is None else len(names), keypoints=keypoints) for path in files],
             sizes=np.zeros((len(rows), 2), dtype=np.int64),
         )
     remarks = left_out(missing, "listed but not there")
+    remarks += left_out(_count_alone(root, images, labels), "without an image", of="label file")
     remarks += (f"{count_of(without, 'image')} without a file of labels",) if without else ()
     if names is None:
         remarks = (*remarks, "classes called by their numbers, as neither a YAML file nor classes.txt names them")
@@ -137,14 +141,37 @@ def _below(root: Path, folder: Path) -> list[str]:
     return sorted((folder / path).relative_to(root).as_posix() for path, _, _ in walk(folder) if is_image(path))
 
 
-def _labels_of(image: str) -> str:
-    """The file of an image's labels: in `labels/` instead of the last folder `images/`, else beside the image."""
-    parts = list(PurePosixPath(image).with_suffix(".txt").parts)
-    for at in reversed(range(len(parts) - 1)):
-        if parts[at].lower() == "images":
-            parts[at] = "labels"
-            break
-    return "/".join(parts)
+def _labels_of(root: Path, images: Sequence[str]) -> list[Path]:
+    """The file of each image's labels: in `labels/` instead of the last folder `images/`, else beside the image."""
+    beside_images = cache(_beside_images)  # one look at each folder
+
+    def labels_of(image: str) -> Path:
+        path = PurePosixPath(image).with_suffix(".txt")
+        for at in reversed(range(len(path.parts) - 1)):
+            if path.parts[at].lower() == "images":
+                return beside_images(root.joinpath(*path.parts[:at])).joinpath(*path.parts[at + 1 :])
+        return root / path
+
+    return [labels_of(image) for image in images]
+
+
+def _beside_images(folder: Path) -> Path:
+    """The folder of labels in one that holds `images/`; in capitals too, as `Images/` may be."""
+    return (below(folder) if isdir(folder) else {}).get("labels", folder / "labels")
+
+
+def _count_alone(root: Path, images: dict[str, list[str]], labels: dict[str, list[Path]]) -> int:
+    """How many files in the folders of labels have no image; texts beside images may be others, and do not count."""
+    pairs = [(root / image, file) for part, of in images.items() for image, file in zip(of, labels[part], strict=True)]
+    used = {file for _, file in pairs}
+    alone = 0
+    for folder, of in {file.parent: image.parent for image, file in pairs}.items():
+        if folder == of or not isdir(folder):
+            continue
+        there = {Path(name).stem for name in (listdir(of) if isdir(of) else ()) if is_image(name)}
+        files = [folder / name for name in listdir(folder) if name.endswith(".txt") and name != _CLASSES]
+        alone += sum(file not in used and file.stem not in there and is_visible(file.name) for file in files)
+    return alone
 
 
 def _objects(path: Path, most: int | None, *, keypoints: bool) -> Objects:
