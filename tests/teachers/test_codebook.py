@@ -125,6 +125,17 @@ def test_codes_that_nothing_is_near_to_begin_anew_at_patches():
     assert never.restarted == 0 and never.numbers()["codes_used"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_patches_that_are_all_alike_are_told_as_one_code(flat: bool):
+    """All codes begin anew at the same patch, and rounding decides in each step which of them is the nearest."""
+    patch = torch.zeros(1, 3, 4, 4) if flat else noise(1, 0)[:, :, :4, :4]
+    network, images = codebook(codes=64), patch.repeat(8, 1, 4, 4)
+    for step in range(200):
+        network(batch_for(images, epoch=step))
+        network.after_step(torch.nn.Identity(), 0.0)
+    assert network.numbers()["codes_used"] == pytest.approx(1, abs=0.01)
+
+
 @pytest.mark.parametrize("codes", [8, 40, 100])
 def test_micro_batches_make_the_codes_of_the_whole_batch(codes: int):
     """Those that begin anew too, of which the first step has many: at patches of all 64."""

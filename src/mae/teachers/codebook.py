@@ -19,6 +19,8 @@ from mae.randomness import Stream, drawing_from, uniform
 
 _SEED = 0
 _FLAT = 1e-6
+_ALIKE = 1e-4
+"""Mean squared difference below which codes are alike; the patterns have std 1."""
 _NO_DRAW = 2.0  # those that are made are below 1
 _ROWS = 1 << 14
 """Patches that are compared at a time, so that a large codebook does not take gigabytes."""
@@ -170,10 +172,21 @@ class CodebookNetwork(nn.Module):
         self.draws.fill_(_NO_DRAW)
 
     def numbers(self) -> dict[str, float]:
-        """How many codes are used: the exponential of the entropy of their use; and how many began anew so far."""
+        """How many codes are used: the exponential of the entropy of their use; and how many began anew so far.
+
+        Codes that are alike count as one: where all patches are alike many begin anew at the same one, and rounding
+        decides in each step which of them is the nearest.
+        """
         share = self.used / self.used.sum().clamp(min=1e-12)
+        share = torch.zeros_like(share).index_add_(0, self._first_alike(), share)
         entropy = -torch.special.xlogy(share, share).sum()
         return {"codes_used": float(entropy.exp()), "codes_restarted": float(self.restarted)}
+
+    def _first_alike(self) -> Int64[Tensor, " K"]:
+        """For each code the number of the first one that is like it."""
+        bound = (_ALIKE * self.codes.shape[1]) ** 0.5
+        parts = self.codes.split(_ROWS // 16)
+        return torch.cat([(torch.cdist(part, self.codes) < bound).byte().argmax(dim=1) for part in parts])
 
 
 def _patterns(patches: Float[Tensor, "B N P"]) -> Float[Tensor, "B N P"]:
