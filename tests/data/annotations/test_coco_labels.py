@@ -121,6 +121,14 @@ def test_a_class_without_a_name_is_refused_but_read_for_the_doctor(tmp_path: Pat
     assert (read_detection(tmp_path).train.written[0].classes == -1).all()
 
 
+@pytest.mark.parametrize("changes", [{}, {"annotations": []}])
+def test_labels_that_name_no_classes_are_refused(tmp_path: Path, changes: dict):
+    image(tmp_path / "0.jpg"), image(tmp_path / "1.jpg")
+    write(tmp_path / "labels.json", coco(range(2), categories=[], **changes))
+    with pytest.raises(UsageError, match="the labels name no classes; expected one or more"):
+        open_detection(tmp_path)
+
+
 def annotation(**changes: object) -> dict:
     return {"annotations": [{"image_id": 100, "category_id": 7, "bbox": [1, 2, 3, 4]} | changes]}
 

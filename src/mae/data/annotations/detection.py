@@ -129,6 +129,8 @@ def open_detection(spec: str | Path) -> DetectionData:
     data = read_detection(spec)
     if data is None:
         raise UsageError(f"{spec} holds no labels of a known kind; {LAYOUTS}")
+    if not data.class_names:
+        raise UsageError(f"{spec}: the labels name no classes; expected one or more, as in COCO's categories")
     for split in (data.train, data.test):
         for index, objects in enumerate(split.written):
             if (objects.classes < 0).any():
