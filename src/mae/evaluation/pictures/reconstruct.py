@@ -38,7 +38,7 @@ class PictureNumbers:
 
     Attributes:
         masked_mse: mean squared error, all channels.
-        psnr: `10 log10(range^2 / masked_mse)` in dB; the range is 1 for whole-number images, else that of the
+        psnr: `10 log10(range^2 / masked_mse)` in dB; the range is 1 for images of 8 bits, else that of the
             crop's values. None for a perfect picture.
         ssim: see `PictureQuality`.
         r2: see `mae.models.reconstruction.Score`.
