@@ -17,7 +17,7 @@ from PIL import Image
 import mae
 from mae.cli import main
 from mae.data.sources.open import open_source
-from mae.errors import UsageError
+from mae.errors import MAEError, UsageError
 from mae.exploration import sections
 from mae.exploration.explored import UNLABELLED, ExploreRun, labels_of
 from mae.exploration.run import explore
@@ -296,6 +296,29 @@ def test_a_run_is_explored_on_its_own_images(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "images").rename(tmp_path / "moved")
     with pytest.raises(UsageError, match="the images of the run .*does not exist.*name others with --data"):
         explore(tmp_path / "run", device="cpu", quiet=True)
+
+
+def test_of_a_runs_own_images_as_many_may_be_unreadable_as_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    planted_images(tmp_path / "images")
+    (tmp_path / "images" / "broken.png").write_bytes(b"")
+    mae.pretrain(
+        tmp_path / "images",
+        model="mae_vit_lesson_patch4",
+        img_size=16,
+        embed_dim=32,
+        steps=2,
+        batch_size=4,
+        max_unreadable=0.1,
+        out=tmp_path / "run",
+        device="cpu",
+        workers=0,
+        quiet=True,
+    )
+    monkeypatch.setattr("mae.exploration.run.SECTIONS", ())
+    page = explore(tmp_path / "run", device="cpu", quiet=True)
+    assert f"{COUNT} of {tmp_path}/images" in page.read_text(encoding="ascii")
+    with pytest.raises(MAEError, match="1 of .* images cannot be used"):
+        explore(tmp_path / "run", data=tmp_path / "images", out=tmp_path / "p.html", device="cpu", quiet=True)
 
 
 def test_what_is_asked_for_is_looked_at_below_train_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

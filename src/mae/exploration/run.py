@@ -16,6 +16,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.task import UnlabelledTask
 from mae.evaluation.extractors.extractor import Extractor, show_loaded
 from mae.evaluation.extractors.open import open_extractor, usual_folder
+from mae.evaluation.extractors.opened import MAX_UNREADABLE
 from mae.exploration.explored import FEATURE, ExploreRun, Projection, labels_of
 from mae.exploration.projection import check_projection
 from mae.exploration.sections import SECTIONS
@@ -95,6 +96,7 @@ def explore(
                 device=choose_device(device),
                 seed=_SEED,
                 console=console,
+                max_unreadable=_max_unreadable(folder if data is None else None),
             ),
             labels=labels,
             class_names=class_names,
@@ -136,6 +138,12 @@ def _own_source(run: str | Path, folder: RunFolder | None, data_root: Path) -> s
     except UsageError as error:
         raise UsageError(f"the images of the run {run}: {error}; name others with --data") from error
     return source
+
+
+def _max_unreadable(folder: RunFolder | None) -> float:
+    """Share of the images that may be unreadable; of a run's own no fewer than it was told itself."""
+    told = 0.0 if folder is None else RunConfig.read(folder.config).data.max_unreadable
+    return max(told, MAX_UNREADABLE)
 
 
 def _some(source: Source, count: int) -> Source:

@@ -24,7 +24,7 @@ from mae.evaluation.extractors.extractor import PATCHES, Extractor, baseline_ext
 from mae.evaluation.extractors.feature_store import FeatureSet, FeatureStore
 from mae.evaluation.extractors.learned_pooling import with_learned_pooling
 from mae.evaluation.extractors.open import open_extractor, usual_folder
-from mae.evaluation.extractors.opened import Opened
+from mae.evaluation.extractors.opened import MAX_UNREADABLE, Opened
 from mae.evaluation.protocol import THIS_MODEL
 from mae.training.distributed import World
 
@@ -44,6 +44,7 @@ class _Task:
         console: where progress is shown.
         store: keeps the features; None: a new one in the folder.
         world: the processes that evaluate together; each does all that is not dealt out among them.
+        max_unreadable: share of the images that may be unreadable.
     """
 
     extractor: Extractor
@@ -53,6 +54,7 @@ class _Task:
     console: Console
     store: FeatureStore | None = None
     world: World = World()
+    max_unreadable: float = MAX_UNREADABLE
 
     @cached_property
     def _store(self) -> FeatureStore:
@@ -60,7 +62,7 @@ class _Task:
         return self.store or FeatureStore(folder, device=self.device, console=self.console, world=self.world)
 
     def _open(self, source: Source) -> Opened:
-        return Opened(source, keep=self.world.size == 1)
+        return Opened(source, max_unreadable=self.max_unreadable, keep=self.world.size == 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,6 +9,9 @@ from mae.data.sources.open import Source
 from mae.evaluation.extractors.extractor import preprocessing_text
 from mae.models.preprocess import Preprocessing, Reading
 
+MAX_UNREADABLE = 0.01
+"""Share of the files that may be unreadable where nobody says otherwise."""
+
 
 class Opened:
     """A source whose images are read only when they are needed; kept in memory they are decoded once.
@@ -19,7 +22,7 @@ class Opened:
         keep: whether to keep them in memory if they are few; not where each of many processes reads some.
     """
 
-    def __init__(self, source: Source, *, max_unreadable: float = 0.01, keep: bool = True) -> None:
+    def __init__(self, source: Source, *, max_unreadable: float = MAX_UNREADABLE, keep: bool = True) -> None:
         self.source = source
         self._max_unreadable = max_unreadable
         self._memory_limit = None if keep else 0
