@@ -84,6 +84,13 @@ def test_weights_say_sizes_target_and_statistics(weights: Path):
     assert run.config.model == "vit_24x2_patch2"
 
 
+def test_images_on_a_scale_that_the_weights_hardly_know_are_told(weights: Path, tmp_path: Path):
+    assert "the model expects" not in prepared(weights).note
+    wide = stored(tmp_path / "wide.safetensors", DIGITS.override({"std": (5.0,)}))
+    assert "the model expects 0.25 and 5" in prepared(wide).note
+    assert "the model expects" not in prepared(wide, statistics="data").note
+
+
 def test_how_the_weights_were_masked_does_not_matter_for_smaller_images(tmp_path: Path):
     masked = DIGITS.override({"img_size": (16, 16), "mask": "grid", "mask_cell": 4, "pos_embed": "learned"})
     path = stored(tmp_path / "weights.safetensors", masked)

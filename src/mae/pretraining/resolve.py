@@ -632,7 +632,7 @@ def _found_data(
     *,
     resume: bool,
 ) -> tuple[dict[str, Any], str]:
-    """What the source holds, and what `check_same` says: a resumed run must find what it found before."""
+    """What the source holds, and what is unusual: of a resumed run, which must find what it found before."""
     if resume:
         found = read_image_facts(folder.data, needed=DECIDING_FACTS)
         if found["channels"] != images.channels:
@@ -645,10 +645,11 @@ def _found_data(
         raise UsageError(
             f"--statistics imagenet is for 3 channels, these images have {images.channels}; use --statistics data"
         )
+    unusual: str | None = None
     if config.data.statistics == "model":
         assert start is not None and start.config.tokenizer.mean is not None and start.config.tokenizer.std is not None
         mean, std = start.config.tokenizer.mean, start.config.tokenizer.std
-        check_units(images, mean=mean, std=std, pixel_dtype=start.config.tokenizer.pixel_dtype)
+        unusual = check_units(images, mean=mean, std=std, pixel_dtype=start.config.tokenizer.pixel_dtype)
     else:
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.data.statistics == "imagenet" else images.statistics()
     told = {
@@ -662,7 +663,7 @@ def _found_data(
         "unreadable": list(images.unreadable),
         **({} if start is None else {"start": _found_start(start, config.resolved)}),
     }
-    return told, ""
+    return told, unusual or ""
 
 
 def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection[str]) -> tuple[RunConfig, RunFolder]:
