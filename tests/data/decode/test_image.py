@@ -105,19 +105,53 @@ def test_alpha_is_composited_over_white(mode, channels):
     assert found[0, :, 0].tolist() == pytest.approx([255, 100, 100 * 128 / 255 + 127], abs=1)
 
 
-def test_grey_with_alpha_of_16_bits_keeps_its_depth():
-    """Pillow makes 8 bits in colour of it."""
-    pixels = np.random.default_rng(0).integers(0, 65536, (7, 5, 2), dtype=np.uint16)
-    pixels[0, :2, 1] = 0, 65535
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_pngs_of_16_bits_keep_their_depth(channels):
+    """Pillow makes 8 bits of them."""
+    pixels = np.random.default_rng(0).integers(0, 65536, (7, 5, channels), dtype=np.uint16)
     data = imagecodecs.png_encode(pixels)
-    found, alpha = checked(data), pixels[..., 1] / 65535
-    expected = pixels[..., 0] * alpha + 65535 * (1 - alpha)
-    assert found.dtype == UINT16 and np.abs(found[..., 0] - expected).max() <= 0.5
-    assert probe(data, name="x").alpha and found[0, :2, 0].tolist() == [65535, pixels[0, 1, 0]]
-    kept, told = decode(data, name="x", bands=2), probe(data, name="x", bands=2)
-    assert np.array_equal(kept, pixels) and (told.channels, told.dtype, told.alpha) == (2, UINT16, False)
+    kept, told = decode(data, name="x", bands=channels), probe(data, name="x", bands=channels)
+    assert np.array_equal(kept, pixels) and (told.channels, told.dtype, told.alpha) == (channels, UINT16, False)
     with pytest.raises(UnreadableImage, match="x is not a whole PNG image"):
         decode(data[: len(data) // 2], name="x")
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_alpha_of_16_bits_is_composited_over_white(channels):
+    pixels = np.random.default_rng(0).integers(0, 65536, (7, 5, channels), dtype=np.uint16)
+    pixels[0, :2, -1] = 0, 65535
+    data = imagecodecs.png_encode(pixels)
+    found, alpha = checked(data), pixels[..., -1:] / 65535
+    assert found.dtype == UINT16 and found.shape == (7, 5, channels - 1) and probe(data, name="x").alpha
+    assert np.abs(found - (pixels[..., :-1] * alpha + 65535 * (1 - alpha))).max() <= 0.5
+    assert (found[0, 0] == 65535).all() and np.array_equal(found[0, 1], pixels[0, 1, :-1])
+
+
+def test_a_transparent_colour_of_16_bits_is_white():
+    pixels = np.random.default_rng(0).integers(0, 65536, (7, 5, 3), dtype=np.uint16)
+    found = checked(with_chunk(imagecodecs.png_encode(pixels), b"tRNS", pixels[2, 3].astype(">u2").tobytes()))
+    assert (found[2, 3] == 65535).all()
+    found[2, 3] = pixels[2, 3]
+    assert np.array_equal(found, pixels)
+
+
+def test_odd_colour_profiles_of_16_bits_are_not_printed(capfd):
+    pixels = np.zeros((7, 5, 3), dtype=np.uint16)
+    assert np.array_equal(checked(with_chunk(imagecodecs.png_encode(pixels), b"iCCP", b"odd\0\0")), pixels)
+    assert not any(capfd.readouterr())
+
+
+def with_chunk(data: bytes, kind: bytes, content: bytes) -> bytes:
+    """A PNG with another chunk before its pixels."""
+    at = data.index(b"IDAT") - 4
+    return (
+        data[:at]
+        + len(content).to_bytes(4, "big")
+        + kind
+        + content
+        + zlib.crc32(kind + content).to_bytes(4, "big")
+        + data[at:]
+    )
 
 
 def test_transparent_palette_entry_becomes_white():

@@ -8,11 +8,9 @@ own limits decide, and Pillow's global limit with its warning is neither needed 
 import io
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import gcd
 from typing import NamedTuple, TypeVar
-from zlib import crc32
 
 import numpy as np
 from PIL import Image
@@ -23,7 +21,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from mae.data.decode import npy, tiff
+from mae.data.decode import npy, png, tiff
 from mae.data.decode.jpeg import decode_jpeg, has_fast_decoder, plain_size
 from mae.data.decode.limits import ImageInfo, UnreadableImage, check_num_bytes, check_size, upright
 
@@ -108,9 +106,8 @@ def decode(data: bytes, *, name: str, bands: int | None = None, reduction: int =
     """The pixels of an image file's first frame, `[H, W, C]`, upright.
 
     C is 1 for grey, 3 for colour (also for palette, CMYK, YCbCr and LAB) and n for a TIFF or NPY of n bands; alpha is
-    composited over white. Values are uint8, uint16 (grey PNG and any TIFF and NPY of 16 bits) or float32 (raw values
-    of signed and 32-bit integers and floats, which may be NaN or infinite). Colour PNGs of 16 bits are read as their
-    high bytes.
+    composited over white. Values are uint8, uint16 (PNG, TIFF and NPY of 16 bits) or float32 (raw values of signed and
+    32-bit integers and floats, which may be NaN or infinite).
 
     Args:
         data: the file's content.
@@ -129,7 +126,7 @@ def decode(data: bytes, *, name: str, bands: int | None = None, reduction: int =
 def pixels_of(image: Image.Image, *, bands: int | None = None) -> np.ndarray:
     """The pixels of an image that Pillow has opened, as `decode` gives those of its file.
 
-    Of a PNG in grey with alpha and 16 bits Pillow has kept 8, in colour.
+    Of a PNG of 16 bits Pillow has kept 8 where it has colours or alpha.
     """
     image.load()
     keep_alpha = _keeps_alpha(image, bands)
@@ -237,9 +234,9 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
         with tiff.first_page(data, name=name) as page:
             if not tiff.pillow_is_faithful(page, bands=bands):
                 return tiff.read(page, data=data, name=name, bands=bands)
-    if _is_deep_grey_alpha(data):
-        pixels = _deep_grey_alpha(data, name)
-        return pixels if bands == 2 else tiff.over_white(pixels, premultiplied=False)
+    if png.deep_channels(data):
+        pixels = _read_deep_png(data, name)
+        return pixels if pixels.shape[2] in (3, bands) else tiff.over_white(pixels, premultiplied=False)
     with _opened(data, name=name, bands=bands) as image:
         _check_work(image, data, name=name)
         if reduction > 1:
@@ -247,28 +244,9 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
         return pixels_of(image, bands=bands)
 
 
-_PNG_BITS = 24
-"""Where a PNG says how many bits a sample has; its colours stand behind."""
-_GREY_ALPHA, _RGB_ALPHA = 4, 6
-"""How a PNG says which."""
-
-
-def _is_deep_grey_alpha(data: bytes) -> bool:
-    """Whether a file is a PNG of 16 bits in grey with alpha, which Pillow reads as 8 bits in colour."""
-    colours = bytes([16, _GREY_ALPHA])
-    return data.startswith(b"\x89PNG") and data[_PNG_BITS : _PNG_BITS + 2] == colours and data[12:16] == b"IHDR"
-
-
-def _deep_grey_alpha(data: bytes, name: str) -> np.ndarray:
-    """Grey and alpha `[H, W, 2]` of such a file, upright.
-
-    Its four bytes a pixel are packed as those of 8 bits in red, green, blue and alpha, of which Pillow loses none.
-    """
-    header = data[12:_PNG_BITS] + bytes([8, _RGB_ALPHA]) + data[_PNG_BITS + 2 : 29]
-    with _opened(data[:12] + header + crc32(header).to_bytes(4, "big") + data[33:], name=name, bands=4) as image:
-        image.load()
-        pixels = np.array(image).view(">u2").astype(np.uint16)
-        return np.ascontiguousarray(upright(pixels, _orientation(image)))
+def _read_deep_png(data: bytes, name: str) -> np.ndarray:
+    with _opened(data, name=name, bands=None) as image:
+        return np.ascontiguousarray(upright(png.read_deep(data), _orientation(image)))
 
 
 def _decode_mask(data: bytes, name: str) -> np.ndarray:
@@ -281,10 +259,10 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
         pixels = npy.read(data, name=name, stored=True)
     elif kind == "TIFF":
         pixels = _tiff_mask(data, name)
-    elif _is_deep_grey_alpha(data):
-        pixels = _deep_grey_alpha(data, name)[:, :, :1]
+    elif png.deep_channels(data) == 2:
+        pixels = _read_deep_png(data, name)[:, :, :1]
     else:
-        pixels = _stored(data, name, bits=data[_PNG_BITS] if kind == "PNG" else 8)
+        pixels = _stored(data, name, bits=data[png.BITS] if kind == "PNG" else 8)
     if pixels.shape[2] not in (1, 3):
         raise UnreadableImage(
             f"{name} holds {pixels.shape[2]} channels; expected the numbers of classes in one, or colours in three"
@@ -364,11 +342,7 @@ def _probe(data: bytes, name: str, *, bands: int | None) -> ImageInfo:
         with tiff.first_page(data, name=name) as page:
             return tiff.info(page, name=name, bands=bands)
     with _opened(data, name=name, bands=bands) as image:
-        info = _info(image, bands)
-    if _is_deep_grey_alpha(data):
-        kept = bands == 2
-        return replace(info, channels=1 + kept, dtype=_UINT16, alpha=not kept)
-    return info
+        return _info(image, bands, deep=png.deep_channels(data))
 
 
 def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:
@@ -381,7 +355,7 @@ def _opened(data: bytes, *, name: str, bands: int | None) -> ImageFile:
     image = _OPENERS[kind](io.BytesIO(data))
     if kind == "PNG" and "exif" not in image.info and (exif := _exif_behind(data)):
         image.info["exif"] = exif  # before anything asks for it: Pillow would remember that there was none
-    check_size(_info(image, bands), name=name)
+    check_size(_info(image, bands, deep=png.deep_channels(data)), name=name)
     return image
 
 
@@ -441,10 +415,15 @@ def _is_lossy_webp(data: bytes) -> bool:
     return chunk == b"VP8 "
 
 
-def _info(image: ImageFile, bands: int | None) -> ImageInfo:
+def _info(image: ImageFile, bands: int | None, *, deep: int = 0) -> ImageInfo:
+    """What an opened image is once decoded; `deep` is what `deep_channels` says of its file."""
     width, height = image.size
     if _orientation(image) >= 5:
         height, width = width, height
+    if deep:
+        found = 4 if deep == 3 and image.has_transparency_data else deep
+        alpha = found not in (3, bands)
+        return ImageInfo(height=height, width=width, channels=found - alpha, dtype=_UINT16, alpha=alpha)
     if image.mode.startswith("I;16"):
         return ImageInfo(height=height, width=width, channels=1, dtype=_UINT16)
     if image.mode in ("I", "F"):
