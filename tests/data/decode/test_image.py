@@ -191,6 +191,24 @@ def test_grey_of_four_bits_is_scaled_with_omitted_strips_too():
     assert checked(forge.tiff(tags, b"\x1f")).tolist() == [[[17], [255]], [[0], [0]]]
 
 
+@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7])
+def test_white_as_zero_in_bands_of_few_bits_is_turned_round_within_them(bits: int):
+    values, white = [0, 1, 2, 5], (1 << bits) - 1
+    packed = int("".join(f"{value:0{bits}b}" for value in values).ljust(8 * bits, "0"), 2).to_bytes(bits)
+    tags = [
+        (256, 4, [2]), (257, 4, [1]), (258, 3, [bits] * 2), (259, 3, [1]), (262, 3, [0]),
+        (273, 4, [forge.HEADER + 12 * 9]), (277, 3, [2]), (278, 4, [1]), (279, 4, [bits]),
+    ]  # fmt: skip
+    assert checked(forge.tiff(tags, packed)).flatten().tolist() == [white - value for value in values]
+
+
+def test_alpha_of_twelve_bits_is_opaque_at_their_largest_value():
+    grey, alpha = np.array([[100, 2000, 4095, 100]]), np.array([[4095, 4095, 4095, 0]])
+    options = {"bitspersample": 12, "photometric": "minisblack", "planarconfig": "contig", "extrasamples": [2]}
+    data = tiff(np.stack([grey, alpha], axis=2).astype(np.uint16), **options)
+    assert checked(data)[..., 0].tolist() == [[100, 2000, 4095, 4095]]
+
+
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])

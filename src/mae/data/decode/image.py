@@ -236,7 +236,7 @@ def _decode(data: bytes, name: str, *, bands: int | None, reduction: int = 1) ->
                 return tiff.read(page, data=data, name=name, bands=bands)
     if png.deep_channels(data):
         pixels = _read_deep_png(data, name)
-        return pixels if pixels.shape[2] in (3, bands) else tiff.over_white(pixels, premultiplied=False)
+        return pixels if pixels.shape[2] in (3, bands) else tiff.over_white(pixels, white=65535, premultiplied=False)
     with _opened(data, name=name, bands=bands) as image:
         _check_work(image, data, name=name)
         if reduction > 1:

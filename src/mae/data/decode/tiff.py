@@ -139,16 +139,16 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored:
     if page.axes == "SYX":
         pixels = np.moveaxis(pixels, 0, 2)
     pixels = pixels.reshape(page.imagelength, page.imagewidth, -1)
+    white = (1 << page.bitspersample) - 1  # the largest value, of whole numbers
     if pixels.dtype == bool:
-        pixels = pixels.astype(np.uint8) * 255
+        pixels, white = pixels.astype(np.uint8) * 255, 255
     if page.samplesperpixel == 1 and page.bitspersample in SCALED_BY and not stored:
-        pixels = pixels * np.uint8(SCALED_BY[page.bitspersample])
+        pixels, white = pixels * np.uint8(SCALED_BY[page.bitspersample]), 255
     if is_inverted(page) and pixels.dtype.kind == "u" and not stored:
-        white = np.iinfo(pixels.dtype).max if page.bitspersample <= 8 else (1 << page.bitspersample) - 1
         pixels = pixels.dtype.type(white) - pixels
     if _has_alpha(page, bands):
         premultiplied = int(page.extrasamples[0]) == _PREMULTIPLIED
-        pixels = pixels[..., :-1] if stored else over_white(pixels, premultiplied=premultiplied)
+        pixels = pixels[..., :-1] if stored else over_white(pixels, white=white, premultiplied=premultiplied)
     return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
 
 
@@ -264,9 +264,8 @@ def _dtype(page: "TiffPage", *, name: str) -> np.dtype:
     return np.dtype(np.uint16 if kind == "u" and page.bitspersample <= 16 else np.float32)
 
 
-def over_white(pixels: np.ndarray, *, premultiplied: bool) -> np.ndarray:
-    """Unsigned integers `[H, W, C + 1]` without their last band, alpha; over white."""
-    white = float(np.iinfo(pixels.dtype).max)
+def over_white(pixels: np.ndarray, *, white: int, premultiplied: bool) -> np.ndarray:
+    """Unsigned integers `[H, W, C + 1]` without their last band, alpha; over white, the largest value."""
     colour, alpha = pixels[..., :-1].astype(np.float64), pixels[..., -1:] / white
     shown = (colour if premultiplied else colour * alpha) + white * (1 - alpha)
     return np.clip(np.rint(shown), 0, white).astype(pixels.dtype)
