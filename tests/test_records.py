@@ -108,6 +108,14 @@ def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_names_that_are_no_text_are_written_as_they_are(tmp_path: Path):
+    write_whole(tmp_path / "a.csv", "b\udcff.png,1\n")
+    assert (tmp_path / "a.csv").read_bytes() == b"b\xff.png,1\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "b.csv", "\ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
 def test_a_folder_is_whole_or_absent(tmp_path: Path):
     with whole_folder(tmp_path / "new" / "out") as folder:
         (folder / "a").write_text("1")

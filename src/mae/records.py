@@ -117,11 +117,14 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: aside, then renamed."""
+    """Write a text file whole or not at all: aside, then renamed.
+
+    Names of files stand in it as the system has them: they may hold bytes that are no text.
+    """
     try:
-        aside(path).write_text(text, encoding="utf-8")
+        aside(path).write_text(text, encoding="utf-8", errors="surrogateescape")
         aside(path).replace(path)
-    except OSError:  # as where the disk is full
+    except (OSError, UnicodeEncodeError):  # as where the disk is full
         with suppress(OSError):
             aside(path).unlink()
         raise
