@@ -118,6 +118,14 @@ def test_a_recipe_gives_the_defaults_and_flags_go_over_it():
     assert given == {"recipe", "epochs"}  # the source is the one the recipe names
 
 
+def test_of_a_recipe_or_kind_that_is_given_twice_the_last_counts():
+    twice = ["photos", "--recipe", "improved", "--recipe=mae"]
+    assert parse(twice)[0] == parse(["photos", "--recipe=mae"])[0]
+    words = ["photos", "--mask", "grid", "--mask", "block", "--mask-min-patches", "4"]
+    flat = parse(words)[0].flat()
+    assert (flat["mask"], flat["mask_min_patches"]) == ("block", 4)
+
+
 def test_the_options_of_a_chosen_kind_are_offered(capsys: pytest.CaptureFixture[str]):
     words = (
         "photos --target low_pass --target-cutoff 0.25 --focal-frequency 0.5 --focal-frequency-alpha 2 --betas 0.9 0.99"

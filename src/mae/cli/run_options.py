@@ -134,14 +134,14 @@ class RunFlags:
 
 
 def value_of(args: list[str], name: str) -> str | None:
-    """What a flag was given, read before all others."""
-    flag = "--" + name.replace("_", "-")
+    """What a flag was given, read before all others; of one that is given again the last, which counts."""
+    flag, found = "--" + name.replace("_", "-"), None
     for position, arg in enumerate(args):
         if arg == flag and position + 1 < len(args):
-            return args[position + 1]
-        if arg.startswith(f"{flag}="):
-            return arg.removeprefix(f"{flag}=")
-    return None
+            found = args[position + 1]
+        elif arg.startswith(f"{flag}="):
+            found = arg.removeprefix(f"{flag}=")
+    return found
 
 
 def _typed_names(args: list[str]) -> set[str]:
