@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from mae.report.terminal.console import ProgressDisplay
+from mae.report.terminal.console import ProgressDisplay, show_table
 
 ROW = {
     "step": 4,
@@ -19,6 +19,15 @@ ROW = {
     "data_wait": 0.25,
 }
 EVALUATION = {"step": 4, "samples": 32, "evaluation": {"knn": 0.3841234, "[odd] name": 0.5}}
+
+
+def test_no_name_in_a_table_is_markup_or_steers_the_terminal() -> None:
+    text = StringIO()
+    name = "[/a]\x1b[2J\x9b1m\u202e\udcff"
+    show_table(Console(file=text, width=80), f"Plan for {name}", [("images", f"{name}\nand one more")])
+    shown = "[/a]\ufffd[2J\ufffd1m\ufffd\ufffd"
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert lines == [f"Plan for {shown}", f"images  {shown}", "        and one more"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

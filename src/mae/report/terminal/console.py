@@ -29,14 +29,12 @@ NOTHING_TO_PREDICT = "the target is the same everywhere, as that of images of on
 
 def show_table(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print pairs of name and value. File names are shown as text, whatever they hold."""
-    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    console.print(Text(visible(title), style="bold"))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        # File names need not be valid text; what cannot be printed is shown as a question mark.
-        printable = value.encode("utf-8", "replace").decode()
-        table.add_row(escape(name), escape(printable))
+        table.add_row(Text(name), Text(visible(value)))
     console.print(table)
 
 
