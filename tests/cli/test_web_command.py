@@ -26,14 +26,14 @@ def test_a_site_is_written_whole_and_never_over_another(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    site = tmp_path / "a" / "site"
+    site = tmp_path / "a[" / "site]"  # no markup
     assert main(["web", str(model), "--export", str(site)]) == 0
     facts = read_json(site / "model.json")
     for name in ("index.html", "page.js", "vendor/ort.wasm", *facts["examples"], facts["graphs"][0]["file"]):
         assert (site / name).is_file(), name
-    assert "1 checkpoint;" in capsys.readouterr().out
+    assert f"{site}: 1 checkpoint;" in capsys.readouterr().out
     assert main(["web", str(model), "--export", str(site)]) == 2
-    assert "site exists and is not overwritten" in " ".join(capsys.readouterr().err.split())
+    assert "site] exists and is not overwritten" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_cannot_be_drawn_on_leaves_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -92,5 +92,6 @@ def _train(out: Path | None, steps: int | None, *, resume: bool, console: "Conso
         return stopped(console, result)
     console.print("\nWhich photograph is a square cut from? The squares to be recognised were never trained on.")
     evaluate("knn", result.folder, data=config.source, data_root=config.machine.data_root, ks=[20])
-    console.print(f"\nLook at {result.folder / result.summary['panel']}", soft_wrap=True, highlight=False)
+    panel = result.folder / result.summary["panel"]
+    console.print(f"\nLook at {panel}", soft_wrap=True, highlight=False, markup=False)
     return 0

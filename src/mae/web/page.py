@@ -27,6 +27,7 @@ def write_page(model: Path, out: Path, console: Console) -> None:
         "server of static files. Opened as a file it does not run.",
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )
 
 
