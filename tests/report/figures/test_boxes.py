@@ -35,6 +35,12 @@ def test_empty_and_turned_round_boxes_are_drawn_where_they_begin():
     assert draw_boxes(torch.zeros(9, 9, 3), np.zeros((0, 4), np.float32), [], torch.zeros(0, 3)).sum() == 0
 
 
+def test_a_name_of_several_lines_is_printed_in_one():
+    plain, box = torch.zeros(60, 200, 3), np.array([[0, 0, 190, 50]], np.float32)
+    drawn = [draw_boxes(plain, box, [name], torch.ones(1, 3)) for name in ("red\n\tcar", "red car")]
+    assert torch.equal(*drawn)
+
+
 def test_the_smallest_object_is_tinted_last():
     masks = np.zeros((2, 4, 4), dtype=bool)
     masks[0, 1, 1] = masks[1] = True

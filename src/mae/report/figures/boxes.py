@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from mae.text import visible
+
 _LINE, _LETTERS = 2, 11  # pixels
 _TINT = 0.4
 _BRIGHT = 0.5
@@ -69,14 +71,15 @@ def draw_boxes(
     order = np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), kind="stable").tolist()
     fills = [tuple(colour) for colour in (colours * 255).round().int().tolist()]
     edges = boxes.clip(-_FAR, _FAR).tolist()
+    lines = [" ".join(visible(name).split()) for name in names]
     for row in order:
         left, top, right, bottom = edges[row]
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=fills[row], width=_LINE)
     for row in order:
         left, top, right, bottom = edges[row]
-        width, height = draw.textlength(names[row], font=font) + 2 * _LINE, _LETTERS + 2 * _LINE
+        width, height = draw.textlength(lines[row], font=font) + 2 * _LINE, _LETTERS + 2 * _LINE
         if width <= right - left and height <= bottom - top:
             draw.rectangle((left, top, left + width, top + height), fill=fills[row])
             ink = "black" if float(colours[row].mean()) > _BRIGHT else "white"
-            draw.text((left + _LINE, top + height / 2), names[row], fill=ink, font=font, anchor="lm")
+            draw.text((left + _LINE, top + height / 2), lines[row], fill=ink, font=font, anchor="lm")
     return torch.from_numpy(np.array(image)).float() / 255
