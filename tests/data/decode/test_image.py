@@ -15,7 +15,7 @@ from hostile import forge
 from PIL import Image, ImageOps
 
 from mae.data.decode import npy
-from mae.data.decode.image import conform, decode, probe
+from mae.data.decode.image import conform, decode, decode_mask, probe
 from mae.data.decode.image import orientation as orientation_of
 from mae.data.decode.limits import UnreadableImage
 
@@ -200,6 +200,17 @@ def test_white_as_zero_in_bands_of_few_bits_is_turned_round_within_them(bits: in
         (273, 4, [forge.HEADER + 12 * 9]), (277, 3, [2]), (278, 4, [1]), (279, 4, [bits]),
     ]  # fmt: skip
     assert checked(forge.tiff(tags, packed)).flatten().tolist() == [white - value for value in values]
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_odd_numbers_of_few_bits_are_read_as_they_are(bits: int):
+    packed = int("".join(f"{value:0{bits}b}" for value in (0, 1, 2, 5)).ljust(8 * bits, "0"), 2).to_bytes(bits)
+    tags = [
+        (256, 4, [4]), (257, 4, [1]), (258, 3, [bits]), (259, 3, [1]), (262, 3, [1]),
+        (273, 4, [forge.HEADER + 12 * 9]), (277, 3, [1]), (278, 4, [1]), (279, 4, [bits]),
+    ]  # fmt: skip
+    data = forge.tiff(tags, packed)
+    assert checked(data).flatten().tolist() == decode_mask(data, name="x").flatten().tolist() == [0, 1, 2, 5]
 
 
 def test_alpha_of_twelve_bits_is_opaque_at_their_largest_value():

@@ -93,7 +93,7 @@ def pillow_is_faithful(page: "TiffPage", *, bands: int | None) -> bool:
     if page.parent.is_bigtiff and page.parent.byteorder == ">":  # Pillow finds no tags in these
         return False
     if samples == 1:
-        plain = bits <= 8 and kind in "bu"
+        plain = bits in (1, 2, 4, 8) and kind in "bu"  # it refuses others below
         if (bits, kind) == (32, "f"):  # of compressed big-endian ones Pillow swaps the bytes twice
             return page.parent.byteorder == "<" or page.compression == _UNCOMPRESSED
         return plain or (bits == 16 and kind == "u" and page.photometric == _BLACK_IS_ZERO)
