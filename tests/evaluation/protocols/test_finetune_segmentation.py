@@ -73,6 +73,11 @@ def test_other_weights_and_seeds_stand_beside_it(data: Path, saved: Path, tmp_pa
     assert seeds["scratch"]["this_model_over_it"]["values"] == pytest.approx(list(ours - theirs))
     assert len(list((tmp_path / "evaluation" / "finetune_segmentation").iterdir())) == 6
     assert record.result["this model"]["mean_iou"] == pytest.approx(ours[0])
+    assert record.verdict is not None  # over the seeds as the table: one that goes by the first alone may differ
+    (gap,) = record.verdict["differences"]
+    over_it = seeds["scratch"]["this_model_over_it"]
+    assert (gap["baseline"], gap["share"]) == ("scratch", pytest.approx((ours - theirs).mean()))
+    assert (gap["low"], gap["high"]) == pytest.approx((over_it["low"], over_it["high"]))
     assert (tmp_path / "evaluation" / "finetune_segmentation-linear.json").is_file()
 
 

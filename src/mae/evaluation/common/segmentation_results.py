@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mae.evaluation.common.dense import dense_scores
 from mae.evaluation.common.task import SegmentationTask
-from mae.evaluation.common.verdict import COMMONEST, compare_maps
+from mae.evaluation.common.verdict import COMMONEST, Verdict, compare_maps
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
 
 
@@ -29,6 +29,7 @@ def segmentation_result(
     variant: str,
     more: tuple[tuple[str, ...], ...] = (),
     others: Collection[str] = (),
+    over_seeds: Verdict | None = None,
 ) -> ProtocolResult:
     """The result of a protocol.
 
@@ -42,6 +43,7 @@ def segmentation_result(
         variant: see `ProtocolResult`.
         more: further rows of four columns, before those of the classes.
         others: other trained weights: who is behind them need not have learned nothing.
+        over_seeds: of several trainings, in the place of that over the test images of one.
     """
     measured: dict[str, Any] = {}
     rows: list[tuple[str, ...]] = []
@@ -58,7 +60,7 @@ def segmentation_result(
         rows=(*rows, *more, *_class_rows(measured[THIS_MODEL]["iou"])),
         note=f"{note} Pixels are counted in the images' own size; intersections and unions are summed over all test "
         "images.",
-        verdict=compare_maps(rivals) if len(rivals) > 1 else None,
+        verdict=over_seeds or (compare_maps(rivals) if len(rivals) > 1 else None),
         pictures=pictures,
         curve=curve,
         variant=variant,

@@ -60,7 +60,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
         from mae.evaluation.common.finetuning import SEGMENTER_FILE
         from mae.evaluation.common.segmentation_results import segmentation_result
         from mae.evaluation.common.segmentation_training import commonest_class, counts_of, of_one_class
-        from mae.evaluation.common.verdict import COMMONEST
+        from mae.evaluation.common.verdict import COMMONEST, compare_seeds
         from mae.evaluation.pictures.segmentation import DrawnMaps
         from mae.models.inference import undisturbed
 
@@ -94,6 +94,7 @@ class FinetuneSegmentation(DenseFinetuning, SegmentationProtocol):
             variant=self.variant,
             more=tuple(seed_rows(scores, columns=4)),
             others=[who for who in self.beside if who != SCRATCH],
+            over_seeds=compare_seeds(scores, baseline=SCRATCH, measure="mean IoU", test_images=len(counts[THIS_MODEL])),
         )
 
     def prepared(self, task: "SegmentationTask", *, scratch: bool = False) -> "PreparedTraining":
