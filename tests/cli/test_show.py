@@ -8,7 +8,9 @@ import pytest
 import mae.models
 from mae.cli import main
 from mae.cli.show import rows_of, stored_rows
+from mae.config import RunConfig
 from mae.models.presets import ALIASES, list_models, model_config
+from mae.terms import KINDS
 
 
 def test_every_named_model_is_stored():
@@ -37,6 +39,14 @@ def test_public_weights_are_no_model_to_show(capsys: pytest.CaptureFixture[str])
 def test_a_beginning_of_names_is_near_them(capsys: pytest.CaptureFixture[str]):
     assert main(["show", "mae_vit_b"]) == 2
     assert "nearest: mae_vit_base_patch16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_terms_weight_has_the_default_of_a_run(kind: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["show", "term", kind]) == 0
+    flag = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("--")).split()
+    default = RunConfig().flat()[kind]
+    assert flag[:5] == [f"--{kind.replace('_', '-')}", "0", "<=", "WEIGHT", str(default)]
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ def values_of(option: Option) -> str:
 
 
 def _default(option: Option) -> str:
+    if option.name == "weight":  # a run has no term that nobody asked for; the dataclass's own holds in Python
+        return "0.0"
     if option.default is MISSING:
         return "needed"
     if option.default is None or isinstance(option.default, bool):

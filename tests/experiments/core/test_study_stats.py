@@ -134,3 +134,4 @@ def test_differences_and_caveat(tmp_path):
     assert (found["probe", "b"].verdict, found["probe", "c"].verdict) == ("better", "worse")
     # Three metrics with a better direction, two variants.
     assert "about one in twenty" in caveat(study).lower() and "times variants: 6;" in caveat(study)
+    assert "held-out" not in caveat(study)  # where there is no test part images that were trained on are reconstructed

@@ -155,7 +155,7 @@ def _weights(run: RunResult) -> Path | None:
 
 
 def _reconstructions(models: Mapping[str, MaskedAutoencoder], job: Job, *, seed: int, path: Path) -> list[Path]:
-    """Held-out images of a job, drawn by each model, which all predict pixels."""
+    """Images that a job is evaluated on, drawn by each model, which all predict pixels."""
     config = next(iter(models.values())).config
     assert config is not None and config.tokenizer.mean is not None and config.tokenizer.std is not None
     source = open_held_out(job.data, data_root=job.data_root)
@@ -177,5 +177,5 @@ def _reconstructions(models: Mapping[str, MaskedAutoencoder], job: Job, *, seed:
         mean=config.tokenizer.mean,
         std=config.tokenizer.std,
         path=path,
-        title=f"Held-out images, {COMMON_MASK_RATIO:.0%} masked, seed {seed}",
+        title=f"Images of the evaluation, {COMMON_MASK_RATIO:.0%} masked, seed {seed}",
     )

@@ -163,7 +163,7 @@ def caveat(result: StudyResult) -> str:
     comparisons = len(result.others) * sum(metric.better is not None for metric in result.metrics)
     return (
         "An interval covers what other seeds would change (initial weights, order, crops, masks, randomness of "
-        "fine-tuning, which held-out images are reconstructed), for this data set and these options alone. By chance, "
+        "fine-tuning, which images are reconstructed), for this data set and these options alone. By chance, "
         "about one in twenty comparisons of variants that do not differ is called different. Comparisons here, "
         f"metrics times variants: {comparisons}; the intervals are not corrected for that."
     )
