@@ -1,14 +1,16 @@
 """`mae show`: what stands ready of named models is what would be counted; run this file to write it anew."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import mae.models
 from mae.cli import main
-from mae.cli.show import rows_of, stored_rows
+from mae.cli.show import rows_of, show, stored_rows
 from mae.config import RunConfig
+from mae.core.kinds import ROOMS
 from mae.models.presets import ALIASES, list_models, model_config
 from mae.terms import KINDS
 
@@ -47,6 +49,11 @@ def test_a_terms_weight_has_the_default_of_a_run(kind: str, capsys: pytest.Captu
     flag = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("--")).split()
     default = RunConfig().flat()[kind]
     assert flag[:5] == [f"--{kind.replace('_', '-')}", "0", "<=", "WEIGHT", str(default)]
+
+
+def test_help_names_every_part_that_is_shown():
+    assert show.__doc__ is not None
+    assert set(ROOMS.values()) <= set(re.findall(r"\w+", show.__doc__))
 
 
 if __name__ == "__main__":

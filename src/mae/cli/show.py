@@ -37,7 +37,7 @@ def show(
 
     Args:
         model: a name of 'mae list models', a run folder, a checkpoint or a .safetensors file; or, before a kind, mask,
-            target, loss, term, decoder, encoder, teacher or tokenizer.
+            target, loss, term, decoder, encoder, teacher, adapter or tokenizer.
         kind: of the component, a name of 'mae list masks', 'mae list targets' and so on.
         img_size: height and width of the images, for a named model.
         patch_size: height and width of a patch, for a named model.
