@@ -223,7 +223,7 @@ class Step:
         target: true values of the same.
         std: what one unit of the target is in the samples' own unit; None: the same, or a target that is no pixels.
         taught: the teacher's outputs.
-        projected: what the term's own head made, see `Term.head`; None where it has none.
+        projected: what the term's own head made, or the decoder for it, see `Term.head` and `outputs`; None: neither.
     """
 
     batch: Batch
@@ -316,6 +316,16 @@ class Term(Component):
             The network, with fresh weights from PyTorch's global generator.
         """
         return None
+
+    def outputs(self, gives: Mapping[str, int]) -> int:
+        """Values that the decoder predicts of each token for the term, beside the target's; 0: none.
+
+        They are the term's `Step.projected`, `[B, M, outputs]`: it has them or a `head`, not both.
+
+        Args:
+            gives: widths of the teacher's outputs by name, see `Teacher.gives`.
+        """
+        return 0
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """A scalar, float32, not multiplied by `weight`."""

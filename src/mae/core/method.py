@@ -87,6 +87,12 @@ class MethodConfig:
         return {} if self.teacher is None else self.teacher.gives(self.encoder)
 
     @property
+    def outputs(self) -> dict[str, int]:
+        """Values that the decoder predicts of each token, in their order: for the `target`, then for terms by kind."""
+        of_terms = {term.kind: term.outputs(self.gives) for term in self.terms}
+        return {"target": self.target.width(self.layout, self.gives)} | {k: n for k, n in of_terms.items() if n}
+
+    @property
     def target_changes(self) -> bool:
         """Whether the target of a sample changes in a run, so that losses of two steps are on two scales."""
         return self.teacher is not None and self.teacher.changes and bool(self.target.needs)

@@ -31,13 +31,13 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
     Raises:
         UsageError: values that do not fit each other.
     """
-    layout, outputs = config.layout, config.target.width(config.layout, config.gives)
+    outputs = sum(config.outputs.values())  # refuses what does not fit before anything is made
     encoder = build_encoder(config, activation_checkpointing=activation_checkpointing)
     if config.adapter is not None:
         config.adapter.apply(encoder)
     decoder = config.decoder.build(
         encoder=encoder,
-        layout=layout,
+        layout=config.layout,
         num_outputs=outputs,
         activation_checkpointing=activation_checkpointing,
     )

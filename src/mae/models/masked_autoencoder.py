@@ -36,7 +36,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         terms: what is added to the loss; the networks of those that have one are in `self.term_heads`, by kind.
         reads_levels: whether the decoder reads all the encoder's levels, see `Decoder.reads`.
         teacher: what target and terms may read the outputs of; its network is `self.teacher`.
-        config: what it was built from, written into the model's file; None for parts put together by hand.
+        config: what it was built from, written into the model's file; None for parts put together by hand, whose
+            decoder predicts for the target alone.
     """
 
     _teacher: nn.Module | None
@@ -64,6 +65,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         self.terms = tuple(terms)
         heads = {term.kind: term.head(encoder) for term in self.terms}
         self.term_heads = nn.ModuleDict({kind: head for kind, head in heads.items() if head is not None})
+        self._for_terms = {} if config is None else {term.kind: term.outputs(config.gives) for term in self.terms}
+        self._for_terms = {kind: width for kind, width in self._for_terms.items() if width}
         self.reads_levels = reads_levels
         self._teacher_component = teacher
         # No submodule: it is trained by no optimizer, and stands in no model's file.
@@ -138,8 +141,10 @@ class MaskedAutoencoder(PretrainedEncoder):
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch, learning=self.training)
         encoded = self.encoded(images, plan)
-        prediction = self.decoder(encoded, plan, layout)
-        projected = {t.kind: self.term_heads[t.kind](encoded, plan, layout) for t in terms if t.kind in self.term_heads}
+        prediction, projected = self.decoded(encoded, plan, layout)
+        projected |= {
+            t.kind: self.term_heads[t.kind](encoded, plan, layout) for t in terms if t.kind in self.term_heads
+        }
         with without_autocast(images.device):
             reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
             values = {t.kind: t(replace(step, projected=projected.get(t.kind))) for t in terms}
@@ -221,8 +226,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         """
         plan, layout = plan.predict_all(), self.tokenizer.layout_of(images)
         _check_plan(plan, len(images), layout)
-        prediction: Tensor = self.decoder(self.encoded(images, plan), plan, layout)
-        return prediction
+        return self.decoded(self.encoded(images, plan), plan, layout)[0]
 
     def encoded(self, images: Float[Tensor, "B C H W"], plan: MaskPlan) -> Encoded:
         """What the decoder is given.
@@ -231,6 +235,17 @@ class MaskedAutoencoder(PretrainedEncoder):
             UsageError: images of a wrong shape, or of a size the positions cannot be made for.
         """
         return self.encoder(images, plan, levels=self.reads_levels)
+
+    def decoded(
+        self, encoded: Encoded, plan: MaskPlan, layout: Layout
+    ) -> tuple[Float[Tensor, "B M P"], dict[str, Float[Tensor, "B M _"]]]:
+        """What the decoder predicts of the tokens in `plan.predicted`: for the target, and by kind for terms."""
+        prediction: Tensor = self.decoder(encoded, plan, layout)
+        if not self._for_terms:
+            return prediction, {}
+        widths = list(self._for_terms.values())
+        target, *others = prediction.split([prediction.shape[-1] - sum(widths), *widths], dim=-1)
+        return target, dict(zip(self._for_terms, others, strict=True))
 
     def _compare(
         self, batch: Batch, plan: MaskPlan, encoded: Encoded, prediction: Float[Tensor, "B M P"], *, taught: Taught

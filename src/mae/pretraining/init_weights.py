@@ -146,8 +146,8 @@ def _check_adapter(adapter: object, start: InitWeights) -> None:
 def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     """How the names of those tensors begin that the weights are not taken for.
 
-    Another target needs another last layer, and so do outputs of another width; another decoder shares nothing with the
-    old one; a model trained with labels may have lost its encoder's last norm or class token.
+    Another target needs another last layer, and so do outputs of another width or for other terms; another decoder
+    shares nothing with the old one; a model trained with labels may have lost its encoder's last norm or class token.
     """
     if not isinstance(start.model, MaskedAutoencoder):
         there = start.model.state_dict()
@@ -157,7 +157,7 @@ def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     if start.config.decoder != config.decoder:
         return ("decoder.",)
     assert start.model.config is not None
-    before, now = ((each.target, *map(each.gives.get, each.target.needs)) for each in (start.model.config, config))
+    before, now = ((each.target, *each.outputs.items()) for each in (start.model.config, config))
     return ("decoder.pred.",) if before != now else ()
 
 

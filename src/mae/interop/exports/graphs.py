@@ -78,7 +78,7 @@ class PredictionGraph(nn.Module):
         model = self.model
         assert model.config is not None
         plan = plan_of_order(order, self.num_visible).predict_all()
-        return {"prediction": model.decoder(model.encoded(images, plan), plan, model.config.layout)}
+        return {"prediction": model.decoded(model.encoded(images, plan), plan, model.config.layout)[0]}
 
 
 def num_visible(model: MaskedAutoencoder) -> int:

@@ -48,6 +48,8 @@ def official_tensors(model: PretrainedEncoder) -> dict[str, Tensor]:
             tensor = tensor.reshape(-1, config.layout.channels, *config.layout.patch)
         if name == "encoder.mask_token" or rest == "pos_embed.table":  # whole images have nothing masked
             continue
+        if part == "decoder" and rest.startswith("pred."):  # behind the target's rows are those for terms
+            tensor = tensor[: config.outputs["target"]]
         if name == "encoder.cls_token" and tensor.shape[1] > 1:  # timm calls all but the first registers
             tensor, tensors["reg_token"] = tensor[:, :1], tensor[:, 1:]
         tensors[rest if part == "encoder" or rest == "mask_token" else f"decoder_{rest}"] = tensor
