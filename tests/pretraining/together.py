@@ -35,7 +35,10 @@ IMPROVED = {"recipe": "improved", "mask_warmup": 0.15, "accumulate": 2}
 """The images of a batch are compared with each other, and how much of them is hidden changes."""
 VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated_aug": 2, "accumulate": 2}
 """Views of an image are compared, by terms with networks of their own."""
-CODES = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy", "teacher_codes": 8, "teacher_restart": 0.0}
+CODES = {
+    "target": "codes", "teacher": "codebook", "loss": "cross_entropy", "code_prediction": 0.2,
+    "teacher_codes": 8, "teacher_restart": 0.0,
+}  # fmt: skip
 """A codebook learns of the images of all; without new beginnings, where rounding decides which codes are rare."""
 ATTENTION = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5}
 FEATURES = {"target": "features", "teacher": "ema", "teacher_momentum": 0.5, "precision": "bf16"}

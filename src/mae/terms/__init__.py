@@ -9,4 +9,5 @@ KINDS = {
     "infonce": "infonce.InfoNCE",
     "vicreg": "vicreg.VICReg",
     "difficulty": "difficulty.Difficulty",
+    "code_prediction": "code_prediction.CodePrediction",
 }
