@@ -65,8 +65,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         self.terms = tuple(terms)
         heads = {term.kind: term.head(encoder) for term in self.terms}
         self.term_heads = nn.ModuleDict({kind: head for kind, head in heads.items() if head is not None})
-        self._for_terms = {} if config is None else {term.kind: term.outputs(config.gives) for term in self.terms}
-        self._for_terms = {kind: width for kind, width in self._for_terms.items() if width}
+        outputs = {} if config is None else config.outputs
+        self._for_terms = {kind: width for kind, width in outputs.items() if kind != "target"}
         self.reads_levels = reads_levels
         self._teacher_component = teacher
         # No submodule: it is trained by no optimizer, and stands in no model's file.
