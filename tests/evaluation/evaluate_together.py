@@ -9,7 +9,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ def everything(folder: Path) -> None:
     labelled(data)
     drawn_masks(data.with_name("drawn"))
     drawn_masks(data.with_name("odd"), test=3)  # test images that two processes cannot share equally
-    opened.Opened.__init__ = partialmethod(opened.Opened.__init__, max_unreadable=0.1)
+    open_all = opened.Opened.__init__
+    opened.Opened.__init__ = lambda *args, **options: open_all(*args, **{**options, "max_unreadable": 0.1})
     for processes in (1, 2, 3):
         place = folder / str(processes)
         together(processes, place, partial(evaluate_all, data, place / "out", trained=processes < 3))

@@ -88,7 +88,7 @@ class MethodConfig:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """Values that the decoder predicts of each token, in their order: for the `target`, then for terms by kind."""
+        """Values that the decoder predicts of each token for the `target`, and behind them those for terms by kind."""
         of_terms = {term.kind: term.outputs(self.gives) for term in self.terms}
         return {"target": self.target.width(self.layout, self.gives)} | {k: n for k, n in of_terms.items() if n}
 
