@@ -5,7 +5,7 @@ from collections import namedtuple
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial, partialmethod
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from mae.evaluation.common import supervised
 from mae.evaluation.common.classified_images import ClassifiedImages
 from mae.evaluation.common.supervised import SupervisedPlan, SupervisedTraining, largest_batch
 from mae.evaluation.common.task import LabelledTask
-from mae.evaluation.extractors import opened
 from mae.evaluation.extractors.extractor import model_extractor
 from mae.evaluation.protocols.finetune import Finetune
 from mae.evaluation.protocols.linear_probe import LinearProbe
@@ -49,7 +48,6 @@ class Damaged(ArraySource):
 def test_labels_are_those_of_the_images_that_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_memory: bool
 ):
-    monkeypatch.setattr(opened.Opened, "__init__", partialmethod(opened.Opened.__init__, max_unreadable=1.0))
     if not in_memory:
         forget_images(monkeypatch)
     values = np.arange(24, dtype=np.uint8)
@@ -58,7 +56,7 @@ def test_labels_are_those_of_the_images_that_are_shown(
     labels = torch.arange(24).flip(0)
     function = by_function(lambda images: images.flatten(1), img_size=(8, 8))
     task = make_task(tmp_path, function, train=(Damaged(**vars(whole)), labels), test=(pixels, labels), num_classes=24)
-    seen = [batch for batch, _ in zip(batches(task), range(6), strict=False)]
+    seen = [batch for batch, _ in zip(batches(replace(task, max_unreadable=1.0)), range(6), strict=False)]
     shown = torch.cat([(255 * batch["images"][:, 0, 0, 0] / 10).round().long() for batch in seen])
     found = torch.cat([batch["labels"] for batch in seen])
     assert torch.equal(found, labels[shown]) and len(found) == 6 * 6
