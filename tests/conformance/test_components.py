@@ -243,6 +243,8 @@ def test_a_term_counts_by_its_weight(kind: str):
     plan = model_of("terms", kind).plan(images(), keys=sample_keys(0, 0, torch.arange(4)))
     without, with_it, twice = (output_of(model_of("terms", kind, **{kind: weight}), plan) for weight in (0.0, 0.1, 0.2))
     assert kind not in without.terms
+    if method_of("terms", kind).outputs.keys() == {"target"}:  # else the decoder's last layer is another without
+        assert_close(twice.loss - without.loss, 2 * (with_it.loss - without.loss), rtol=1e-3, atol=1e-5)
     for output, weight in ((with_it, 0.1), (twice, 0.2)):
         assert_close(output.loss, output.terms["reconstruction"] + weight * output.terms[kind])
     assert_close(twice.terms, with_it.terms)

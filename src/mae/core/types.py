@@ -34,6 +34,19 @@ def take_rows(table: Float[Tensor, "N D"], tokens: Int64[Tensor, "B M"]) -> Floa
     return table.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
 
+def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None) -> Float[Tensor, ""]:
+    """Mean over a patch's values, then over the patches of the whole batch.
+
+    Args:
+        values: how wrong each predicted value is, float32.
+        weight: how much each patch counts, relative to the others; None counts each alike.
+    """
+    per_patch = values.mean(dim=-1)
+    if weight is None:
+        return per_patch.mean()
+    return (per_patch * weight).sum() / weight.sum()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Sizes of a sample and of its tokens, over any number of axes.

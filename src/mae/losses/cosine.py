@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mae.core.contracts import Loss
-from mae.losses.reconstruction import weighted_mean
+from mae.core.types import weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)

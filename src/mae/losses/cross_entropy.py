@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mae.core.contracts import Loss
-from mae.losses.reconstruction import weighted_mean
+from mae.core.types import weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)

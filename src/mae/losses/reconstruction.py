@@ -11,19 +11,7 @@ from torch.nn import functional
 
 from mae.core.component import Positive
 from mae.core.contracts import Loss
-
-
-def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None) -> Float[Tensor, ""]:
-    """Mean over a patch's values, then over the patches of the whole batch.
-
-    Args:
-        values: how wrong each predicted value is, float32.
-        weight: how much each patch counts, relative to the others; None counts each alike.
-    """
-    per_patch = values.mean(dim=-1)
-    if weight is None:
-        return per_patch.mean()
-    return (per_patch * weight).sum() / weight.sum()
+from mae.core.types import weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mae.core.component import Weight
 from mae.core.contracts import Step, Term
-from mae.core.types import take_tokens
+from mae.core.types import take_tokens, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,5 +35,5 @@ class CodePrediction(Term):
         """The value, float32, not multiplied by `weight`."""
         assert step.projected is not None
         codes = take_tokens(step.taught["codes"], step.plan.predicted).nan_to_num(nan=0.0)
-        entropy, weight = -(codes * step.projected.float().log_softmax(dim=-1)).sum(dim=-1), step.plan.weight
-        return entropy.mean() if weight is None else (entropy * weight).sum() / weight.sum()
+        entropy = -(codes * step.projected.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
+        return weighted_mean(entropy, step.plan.weight)

@@ -144,14 +144,7 @@ def test_odd_colour_profiles_of_16_bits_are_not_printed(capfd):
 def with_chunk(data: bytes, kind: bytes, content: bytes) -> bytes:
     """A PNG with another chunk before its pixels."""
     at = data.index(b"IDAT") - 4
-    return (
-        data[:at]
-        + len(content).to_bytes(4, "big")
-        + kind
-        + content
-        + zlib.crc32(kind + content).to_bytes(4, "big")
-        + data[at:]
-    )
+    return data[:at] + forge.chunk(kind, content) + data[at:]
 
 
 def test_transparent_palette_entry_becomes_white():
