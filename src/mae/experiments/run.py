@@ -16,6 +16,7 @@ from mae.data.sources.open import open_labelled, open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.record import digest_of
 from mae.evaluation.extractors.open import open_extractor
+from mae.evaluation.protocols.finetune import takes_augmentation
 from mae.experiments.core.collect import collect, draw_pictures
 from mae.experiments.core.job import EvalSpec, Job, JobFiles, job_name
 from mae.experiments.core.page import answer, comparison, write_report
@@ -215,6 +216,14 @@ def compare_models(
     return _run(plan, jobs, out, (("evaluated on", data), *features), console)
 
 
+def _without_augmentation(evaluations: Sequence[EvalSpec]) -> tuple[EvalSpec, ...]:
+    """The evaluations; fine-tuning without the colour changes that are made for 8 bits, of all variants alike."""
+    return tuple(
+        replace(spec, options={**spec.options, "augment": False}) if spec.protocol == "finetune" else spec
+        for spec in evaluations
+    )
+
+
 def _with_baselines(evaluations: Sequence[EvalSpec], measured: bool) -> tuple[EvalSpec, ...]:
     """The evaluations; random weights and raw pixels are measured in one run, since they are the same for all."""
     return tuple(
@@ -250,6 +259,7 @@ def _training_jobs(
         max_unreadable=config.data.max_unreadable,
         memory_limit=0,
     )
+    evaluations = plan.evaluations if takes_augmentation(images) else _without_augmentation(plan.evaluations)
     resolved = {
         variant.name: _resolve(variant.name, each, images)
         for variant, each in zip(plan.variants, plan.configs, strict=True)
@@ -270,7 +280,7 @@ def _training_jobs(
             data_root=config.machine.data_root.resolve(),
             device=config.machine.device,
             overlap=request.overlap,
-            evaluations=_with_baselines(plan.evaluations, (number, seed) == (0, config.optim.seed)),
+            evaluations=_with_baselines(evaluations, (number, seed) == (0, config.optim.seed)),
             total_steps=total_steps(resolved[variant.name], len(images)),
             checkpoints=plan.checkpoints,
             config=variant_config.override({"seed": seed, "source": absolute_source(config.source)}).to_json(),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs_here import run_jobs_here
 from tiny_study import TINY
@@ -25,3 +26,21 @@ def test_variants_without_pixels_have_no_pictures(
         assert read_json(RunFolder(run.folder).summary)["panel"] is None
         assert not any(RunFolder(run.folder).panels.iterdir())
     assert capsys.readouterr().out.count("predicts hog; reconstruction needs a target of pixels") == 4
+
+
+@pytest.mark.slow
+def test_images_that_are_not_of_8_bits_are_fine_tuned_on_without_augmentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_jobs_here(monkeypatch)
+    random = np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 4)):
+        for name in ("field", "water"):
+            (folder := tmp_path / "tiles" / part / name).mkdir(parents=True)
+            for number in range(count):
+                np.save(folder / f"{number}.npy", random.integers(0, 4000, (8, 9, 5), dtype=np.uint16))
+    found = study("mask_ratio", tmp_path / "tiles", out=tmp_path / "study", seeds=1, ratios=[0.5, 0.75], **TINY)
+    assert found.finished
+    for run in found.result.runs:
+        assert "finetune" in run.numbers
+        assert any("evaluate finetune" in command and "--no-augment" in command for command in run.commands)

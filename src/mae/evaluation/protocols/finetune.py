@@ -11,6 +11,7 @@ from mae.options import shown
 
 if TYPE_CHECKING:
     from mae.core.method import MethodConfig
+    from mae.data.dataset.images import ImageSet
     from mae.evaluation.common.supervised import PreparedTraining, SupervisedPlan, SupervisedTraining
     from mae.evaluation.common.task import LabelledTask
     from mae.evaluation.extractors.extractor import Extractor
@@ -157,7 +158,7 @@ class Finetune(EvaluationProtocol):
 
     def _check_images(self, task: "LabelledTask") -> None:
         images = task.images("train")
-        if self.augment and (images.channels not in (1, 3) or images.dtype != "uint8"):
+        if self.augment and not takes_augmentation(images):
             raise UsageError(
                 f"{images.name} has images of {images.channels} channels and type {images.dtype}; RandAugment is made "
                 "for uint8 images of 1 or 3 channels: give --no-augment"
@@ -234,3 +235,8 @@ class Finetune(EvaluationProtocol):
             curve=training.curve,
             variant=self.variant,
         )
+
+
+def takes_augmentation(images: "ImageSet") -> bool:
+    """Whether RandAugment is made for these images."""
+    return images.channels in (1, 3) and images.dtype == "uint8"
