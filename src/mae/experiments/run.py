@@ -19,6 +19,7 @@ from mae.evaluation.extractors.open import open_extractor
 from mae.evaluation.protocols.finetune import takes_augmentation
 from mae.experiments.core.collect import collect, draw_pictures
 from mae.experiments.core.job import EvalSpec, Job, JobFiles, job_name
+from mae.experiments.core.metrics import NUM_NEIGHBOURS
 from mae.experiments.core.page import answer, comparison, write_report
 from mae.experiments.core.plan import Study, StudyRequest, StudySetup, absolute_model, differing, with_differences
 from mae.experiments.core.readout import preferred_features
@@ -154,6 +155,11 @@ def run_study(
     labelled = open_labelled(
         data, data_root=config.machine.data_root
     )  # refuses unlabelled images before anything is trained
+    if len(labelled.train.labels) < NUM_NEIGHBOURS:
+        raise UsageError(
+            f"{data} holds {len(labelled.train.labels)} labelled training images; expected {NUM_NEIGHBOURS} or more, "
+            "as many as vote in a study's k-NN"
+        )
     setup = StudySetup(
         base=config.override({"out": None, "seed": 0}),
         given=shared,

@@ -7,6 +7,7 @@ import pytest
 from jobs_here import run_jobs_here
 from tiny_study import TINY
 
+from mae.errors import UsageError
 from mae.experiments.run import study
 from mae.records import read_json
 from mae.training.run_folder import RunFolder
@@ -44,3 +45,13 @@ def test_images_that_are_not_of_8_bits_are_fine_tuned_on_without_augmentation(
     for run in found.result.runs:
         assert "finetune" in run.numbers
         assert any("evaluate finetune" in command and "--no-augment" in command for command in run.commands)
+
+
+def test_too_few_images_to_vote_are_refused_before_the_training(tmp_path: Path):
+    for name in ("field", "water"):
+        (tmp_path / "tiles" / name).mkdir(parents=True)
+        for number in range(5):
+            np.save(tmp_path / "tiles" / name / f"{number}.npy", np.full((8, 8, 3), number, dtype=np.uint8))
+    with pytest.raises(UsageError, match="holds 8 labelled training images; expected 20 or more"):
+        study("mask_ratio", tmp_path / "tiles", out=tmp_path / "study", seeds=1, ratios=[0.5, 0.75], **TINY)
+    assert not (tmp_path / "study").exists()
