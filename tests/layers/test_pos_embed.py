@@ -76,6 +76,17 @@ def test_other_grids_follow_the_type_of_the_module() -> None:
     assert positions((2, 2)).dtype == torch.bfloat16
 
 
+def test_fixed_positions_are_exact_again_after_half_precision_and_memory_without_values() -> None:
+    positions = SinCosPosEmbed(grid=(3, 5), dim=8)
+    for kind in (torch.float16, torch.bfloat16):
+        assert torch.equal(positions.to(kind)((3, 5)), sincos_2d((3, 5), 8).to(kind))
+        assert torch.equal(positions.float()((3, 5)), sincos_2d((3, 5), 8))
+    with torch.device("meta"):
+        empty = SinCosPosEmbed(grid=(3, 5), dim=8)
+    assert empty.to("meta")((3, 5)).is_meta
+    assert torch.equal(empty.to_empty(device="cpu")((3, 5)), sincos_2d((3, 5), 8))
+
+
 def test_width_that_is_no_multiple_of_four_is_refused() -> None:
     with pytest.raises(UsageError, match="width 6 .* multiple of 4"):
         sincos_2d((2, 2), 6)

@@ -259,6 +259,13 @@ def test_what_is_less_sure_than_average_precision_counts_is_found_where_it_is_as
     assert not len(detector([torch.rand(3, 32, 32)])[0]["scores"])
 
 
+def test_values_that_are_not_finite_are_refused() -> None:
+    image = np.full((20, 30, 3), 0.5, dtype=np.float32)
+    image[3, 4, 1] = np.nan
+    with pytest.raises(UsageError, match="image 1 holds values that are not finite"):
+        make().predict(image)
+
+
 def test_images_of_any_shape_fit() -> None:
     assert fitted_size((480, 640), 512) == (384, 512)
     assert fitted_size((1, 1000), 64) == (1, 64)

@@ -109,6 +109,15 @@ def test_maps_come_in_the_pixels_of_the_images(size: tuple[int, int]):
             assert torch.equal(first.long(), model(((pixels - mean) / std)[None]).argmax(dim=1)[0])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_no_class_but_refused(value: float):
+    image = np.full((20, 30, 3), 0.5, dtype=np.float32)
+    image[3, 4, 1] = value
+    with pytest.raises(UsageError, match="image 1 holds values that are not finite"):
+        segmenter().predict(image)
+    assert segmenter(nodata="nan").predict(np.full((20, 30, 3), np.nan, dtype=np.float32))[0].shape == (20, 30)
+
+
 @pytest.mark.parametrize("head", [linear_head(2), linear_head(2, 2), upernet_head(2, 6)])
 def test_a_file_holds_head_and_names(head: MapHead, tmp_path: Path):
     model = segmenter(head)

@@ -18,6 +18,7 @@ from torch.nn.functional import layer_norm
 import mae
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
+from mae.layers.lora import add_lora
 from mae.models import file as storage
 from mae.models.build import build_model
 from mae.models.file import load_model, load_with_report, model_metadata, save_model
@@ -74,6 +75,33 @@ def test_weights_of_any_type_are_saved_as_float32(kind: torch.dtype, tmp_path: P
     assert {tensor.dtype for tensor in model.state_dict().values()} == {kind}
     for name, tensor in mae.load(path).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name].float())
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_model_that_was_of_half_precision_for_a_while_is_saved_and_loaded(kind: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_model().to(kind).float()
+    mae.save(model, path := tmp_path / "m.safetensors")
+    images = images_for(model)
+    assert torch.equal(mae.load(path).encode(images).mean, model.eval().encode(images).mean)
+
+
+def _compiled(model: MaskedAutoencoder) -> PretrainedEncoder:
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    return model
+
+
+def _adapted(model: MaskedAutoencoder) -> PretrainedEncoder:
+    add_lora(model.encoder, rank=2)
+    return model
+
+
+@pytest.mark.parametrize("change", [_compiled, _adapted])
+def test_a_model_changed_behind_its_configuration_is_not_saved(
+    change: Callable[[MaskedAutoencoder], PretrainedEncoder], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"not those that its configuration describes \(encoder\."):
+        mae.save(change(tiny_model()), tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Position embeddings: fixed sine-cosine tables, or a learned table."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -50,6 +53,13 @@ class SinCosPosEmbed(nn.Module):
         self.built_for = grid
         self.dim = dim
         self.register_buffer("table", sincos_2d(grid, dim), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SinCosPosEmbed":
+        """Where the model goes its table is made anew: half precision rounds it, and no file brings it back."""
+        super()._apply(fn, recurse)
+        if not self.table.is_meta:
+            self.table = sincos_2d(self.built_for, self.dim).to(self.table)
+        return self
 
     def forward(self, grid: Grid) -> Float[Tensor, "N dim"]:
         """The positions of a grid's tokens in raster order."""

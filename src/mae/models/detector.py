@@ -14,7 +14,7 @@ from mae.core.types import Grid
 from mae.encoders.map_vit import MapViT
 from mae.errors import UsageError
 from mae.layers.feature_pyramid import SimpleFeaturePyramid
-from mae.models.given_images import Images, given_images, scaled, whole
+from mae.models.given_images import Images, finite, given_images, scaled, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
 from mae.models.pretrained import PretrainedEncoder, told_classes
@@ -205,12 +205,12 @@ class Detector(PretrainedEncoder):
             threshold: leave out what is found with a lower score.
 
         Raises:
-            UsageError: other channels, types or shapes than the model's.
+            UsageError: other channels, types or shapes than the model's, or values that are not finite.
             UnreadableImage: a file that is no whole image.
         """
         wanted = preprocessing_of(self.config)
         given = given_images(images, wanted)
-        return [self.detect([scaled(whole(image))], threshold=threshold)[0] for image in given]
+        return [self.detect([finite(scaled(whole(image)), image, wanted)], threshold=threshold)[0] for image in given]
 
     def detect(self, images: Sequence[Float[Tensor, "C _ _"]], *, threshold: float = _LEAST_SCORE) -> list[Detections]:
         """`predict` of images that `forward` takes, of any size: they are resized to fit into the model's square."""

@@ -250,7 +250,8 @@ def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = No
         licence: the terms its weights come under, where they have any.
 
     Raises:
-        UsageError: it is no model of this package, its weights are not all finite, or the path is a folder.
+        UsageError: it is no model of this package, its weights are not all finite or not those that its configuration
+            describes, or the path is a folder.
         ValueError: the model was put together by hand and has no configuration.
         MAEError: it cannot be written; nothing half-written is left.
     """
@@ -261,9 +262,28 @@ def save(model: PretrainedEncoder, path: str | Path, *, licence: str | None = No
     weights = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     if wrong := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
         raise UsageError(f"the weights {wrong[0]} are not all finite; such a model is not saved")
+    if model.config is not None:
+        _check_described(model, model.config)
     if model.config is not None and any(tensor.dtype != torch.float32 for tensor in weights.values()):
         model = rebuilt(model, model.config, model.state_dict())  # a copy; positions that are fixed were rounded too
     save_model(model, Path(path), model_metadata(model, licence=licence, probe=output_fingerprint(model)))
+
+
+def _check_described(model: PretrainedEncoder, config: MethodConfig) -> None:
+    """Refuse a model that was changed behind its configuration: its file could not be read.
+
+    Raises:
+        UsageError: that.
+    """
+    with torch.device("meta"):
+        expected = build(kind_of(model), config, classes_of(model), objects_found_by(model)).state_dict()
+    found = model.state_dict()
+    shapes, described = ({(name, each.shape) for name, each in of.items()} for of in (found, expected))
+    if strange := sorted({name for name, _ in shapes ^ described}):
+        raise UsageError(
+            f"the model's weights are not those that its configuration describes ({_some(strange)}), so that its file "
+            "could not be read; undo what was changed, as by torch.compile of a part or LoRA that was not merged"
+        )
 
 
 def is_own(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ Whole numbers of 8 or 16 bits, or floating point as it is.
 Images = OneImage | Sequence[OneImage]
 """One or several; arrays and tensors also with a leading axis of images."""
 
-_TYPES = (np.uint8, np.uint16, np.float32)
+_TYPES, _TENSOR_TYPES = (np.uint8, np.uint16, np.float32), (torch.uint8, torch.uint16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,6 +163,8 @@ def _named(image: OneImage, number: int, wanted: Preprocessing) -> tuple[str, np
     if isinstance(image, Image.Image):
         pixels = pixels_of(image, bands=wanted.in_chans)
     elif isinstance(image, Tensor):
+        if image.dtype not in _TENSOR_TYPES:  # NumPy has no bfloat16
+            raise _of_wrong_type(name, image.dtype)
         pixels = image.detach().cpu().movedim(0, -1).numpy() if image.ndim == 3 else np.empty(0)
     elif isinstance(image, np.ndarray):
         pixels = image
@@ -179,10 +182,12 @@ def _named(image: OneImage, number: int, wanted: Preprocessing) -> tuple[str, np
             "[channels, height, width] of a tensor"
         )
     if pixels.dtype not in _TYPES:
-        raise UsageError(
-            f"{name} is of type {pixels.dtype}; expected pixel values as in the files: uint8, uint16 or float32"
-        )
+        raise _of_wrong_type(name, pixels.dtype)
     return name, pixels
+
+
+def _of_wrong_type(name: str, found: Any) -> UsageError:
+    return UsageError(f"{name} is of type {found}; expected pixel values as in the files: uint8, uint16 or float32")
 
 
 def read_file(path: Path) -> bytes:
@@ -220,7 +225,17 @@ def crop_image(image: InputImage, wanted: Preprocessing) -> Float[Tensor, "C H W
         UsageError: values that are not finite.
     """
     crop = central_crop(whole(image), wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
-    values = scaled(crop)
+    return finite(scaled(crop), image, wanted)
+
+
+def finite(
+    values: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], image: InputImage, wanted: Preprocessing
+) -> UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"]:
+    """The same values of an image, or a part of it.
+
+    Raises:
+        UsageError: some are not finite, and the model's images have no holes.
+    """
     if wanted.nodata is None and not bool(values.isfinite().all()):
         raise UsageError(f"{image.name} holds values that are not finite; only what a hole hides may be so")
     return values

@@ -15,7 +15,7 @@ from mae.errors import UsageError
 from mae.layers.map_heads import LinearMapHead, UPerNetHead
 from mae.layers.precision import without_autocast
 from mae.layers.together import num_together
-from mae.models.given_images import Images, given_images, whole
+from mae.models.given_images import Images, finite, given_images, whole
 from mae.models.inference import undisturbed
 from mae.models.preprocess import preprocessing_of
 from mae.models.pretrained import PretrainedEncoder, told_classes
@@ -171,15 +171,18 @@ class Segmenter(PretrainedEncoder):
                 as in the files, of any sizes.
 
         Raises:
-            UsageError: other channels or types than the model's; a model without channel statistics.
+            UsageError: other channels or types than the model's, or values that are not finite; a model without channel
+                statistics.
             MAEError: a file that is no whole image, or an image too lengthy.
         """
         wanted = preprocessing_of(self.config)
         weights = next(self.parameters())
+        given = given_images(images, wanted)
+        wholes = [finite(whole(image), image, wanted) for image in given]
         with undisturbed(self):
             return [
-                map_of_classes(whole(image), wanted, lambda cut: self(cut.to(weights)), device=weights.device)
-                for image in given_images(images, wanted)
+                map_of_classes(image, wanted, lambda cut: self(cut.to(weights)), device=weights.device)
+                for image in wholes
             ]
 
 
