@@ -10,6 +10,7 @@ from tiny import images_for, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
@@ -194,6 +195,25 @@ def test_the_published_anchors_and_levels() -> None:
     sides = torch.tensor([32.0, 111, 112, 223, 224, 447, 448, 900])
     boxes = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
     assert levels([boxes]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("patch", "size"), [(4, 32), (14, 70), (6, 48), (2, 16), (16, 112)])
+def test_anchors_lie_where_their_places_do(patch: int, size: int) -> None:
+    detector = make(patch_size=(patch, patch), img_size=(4 * patch, 4 * patch), size=size, masks=False)
+    maps = list(detector.pyramid(detector.encoder(torch.zeros(1, 3, size, size))).values())
+    (anchors,) = detector.rpn.anchor_generator(ImageList(torch.zeros(1, 3, size, size), [(size, size)]), maps)
+    centres = [
+        (column * stride, row * stride)
+        for found, stride in zip(maps, [patch * times for times in (0.25, 0.5, 1, 2, 4)], strict=True)
+        for row in range(found.shape[2])
+        for column in range(found.shape[3])
+        for _ in range(3)  # shapes
+    ]
+    assert_close((anchors[:, :2] + anchors[:, 2:]) / 2, torch.tensor(centres, dtype=torch.float32))
+    if patch == 4:  # torchvision's strides are right
+        of_torchvision = AnchorGenerator(detector.rpn.anchor_generator.sizes, ((0.5, 1.0, 2.0),) * 5)
+        (expected,) = of_torchvision(ImageList(torch.zeros(1, 3, size, size), [(size, size)]), maps)
+        assert_close(anchors, expected)
 
 
 @pytest.mark.parametrize(("depth", "decay"), [(12, 0.7), (24, 0.8)])

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -36,6 +37,30 @@ def regions(size: int) -> int:
     return min(512, max(64, size))
 
 
+class _Anchors(AnchorGenerator):
+    """Anchors at the places of the maps.
+
+    torchvision takes whole pixels for the distance of two places, fewer than there are where a quarter of a patch is no
+    whole number: on the finest map of patches of 14 pixels the last anchors would lie a seventh of the image off.
+
+    Args:
+        strides: pixels from a place of a map to the next, the finest map first.
+        options: see `AnchorGenerator`.
+    """
+
+    def __init__(self, *, strides: list[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.strides = strides
+
+    def grid_anchors(self, grid_sizes: Any, strides: list[list[Tensor]]) -> list[Tensor]:
+        """The anchors of each map; the strides are those that torchvision rounded."""
+        exact = [
+            [torch.full((), stride, device=each[0].device)] * 2
+            for stride, each in zip(self.strides, strides, strict=True)
+        ]
+        return super().grid_anchors(grid_sizes, exact)
+
+
 class _Nothing(nn.Module):
     """torchvision asks a backbone for its channels; our own is called before."""
 
@@ -62,8 +87,10 @@ def torchvision_detector(head: "DetectionHead", config: MethodConfig, *, num_cla
     if reason := head.why_not(config.layout.patch):
         raise UsageError(reason)
     channels, anchor = head.channels, smallest_anchor(head.size, patch)
-    anchors = AnchorGenerator(
-        sizes=tuple((anchor << level,) for level in range(len(_LEVELS) + 1)), aspect_ratios=(_ASPECTS,) * 5
+    anchors = _Anchors(
+        strides=_strides(patch, len(_LEVELS) + 1),
+        sizes=tuple((anchor << level,) for level in range(len(_LEVELS) + 1)),
+        aspect_ratios=(_ASPECTS,) * 5,
     )
     fc = 4 * channels
     options: dict[str, Any] = {
@@ -93,6 +120,11 @@ def torchvision_detector(head: "DetectionHead", config: MethodConfig, *, num_cla
     )
 
 
+def _strides(patch: int, levels: int) -> list[float]:
+    """Pixels from a place of a map to the next, of so many maps, the finest first."""
+    return [patch * 2.0 ** (level - 2) for level in range(levels)]
+
+
 def _pooling(output: int, *, patch: int, anchor: int) -> MultiScaleRoIAlign:
     """RoI pooling whose scales are told.
 
@@ -101,7 +133,6 @@ def _pooling(output: int, *, patch: int, anchor: int) -> MultiScaleRoIAlign:
     the finest level, as one of 32 pixels is where patches are 16.
     """
     pooling = MultiScaleRoIAlign(list(_LEVELS), output_size=output, sampling_ratio=2)
-    strides = [patch * 2.0**level for level in (-2, -1, 0, 1)]
-    pooling.scales = [1 / stride for stride in strides]
+    pooling.scales = [1 / stride for stride in _strides(patch, len(_LEVELS))]
     pooling.map_levels = LevelMapper(_FINEST, _COARSEST, canonical_scale=7 * anchor, canonical_level=_CANONICAL)
     return pooling
