@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tiny import images_for, tiny_model
 
 import mae
 from mae.config import RunConfig
+from mae.core.describe import describe
 from mae.errors import UsageError
 from mae.masks.random import RandomMasking
 from mae.targets.pixels import PixelTarget
@@ -42,6 +43,41 @@ def test_a_class_that_is_written_anew_takes_the_place_of_the_one_before(tmp_path
         images = images_for(model)
         plan = model.plan(images)
         assert torch.equal(mae.load(path)(images, plan=plan).loss, model(images, plan=plan).loss)
+
+
+_WIDTH = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inherited(RandomMasking):
+    """A random mask with options that only Python itself understands."""
+
+    kind: ClassVar[str] = "inherited"
+
+    width: int = _WIDTH
+    """How wide."""
+    depth: Optional[int] = None  # noqa: UP045 - as others write it
+    """How deep."""
+
+
+def test_options_of_a_class_are_its_own_and_those_that_it_inherits():
+    config = tiny_model(mask=Inherited(ratio=0.6), mask_ratio=0.5, mask_depth=2).config
+    assert config is not None and config.mask == Inherited(ratio=0.5, depth=2)
+    found = {name: value for name, value in config.flat().items() if name.startswith("mask_")}
+    assert found == {"mask_ratio": 0.5, "mask_predicted": 1.0, "mask_width": 3, "mask_depth": 2}
+    helps = {option.flat: option.help for option in describe("masks", "inherited").options}
+    assert helps["mask_width"] == "How wide." and helps["mask_ratio"] == "Fraction of the patches masked."
+    with pytest.raises(UsageError, match="mask_depth is 'deep'"):
+        tiny_model(mask=Inherited(), mask_depth="deep")
+
+
+def test_a_class_that_is_written_anew_may_have_other_options():
+    for name in ("first", "second"):
+        fields = {"__annotations__": {name: float}, name: 0.5, "kind": "anew", "__module__": __name__}
+        anew = dataclass(frozen=True, kw_only=True)(type("Anew", (PixelTarget,), fields))
+        config = tiny_model(target=anew()).config
+        assert config is not None and config.flat()[f"target_{name}"] == 0.5
+        assert config.override({f"target_{name}": 0.25}).target == anew(**{name: 0.25})
 
 
 def test_a_class_with_the_name_of_another_is_refused():

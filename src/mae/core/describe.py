@@ -1,12 +1,14 @@
 """What a component's class says of itself - options, types, defaults, help - read from its text.
 
 Text, since importing most components imports PyTorch, and help must appear at once. Nothing is run: of annotations and
-defaults only plain forms are understood, and a test holds what is read equal to the class itself.
+defaults only plain forms are understood, and a test holds what is read equal to the class itself. Classes of others are
+imported when they are named, and asked themselves.
 """
 
 import ast
 import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache, reduce
 from importlib.util import find_spec
@@ -65,22 +67,21 @@ class Description:
     options: tuple[Option, ...]
 
 
-@lru_cache
 def describe(room: str, kind: str) -> Description:
     """What a kind says of itself.
 
     Raises:
         UsageError: no such kind, see `mae.core.kinds.find`.
     """
-    source = source_of(room, kind)
-    if isinstance(source, str):
-        module, _, name = source.rpartition(".")
-        tree = _parsed(module)
-    else:
-        try:
-            name, tree = source.__name__, ast.parse(dedent(getsource(source)))
-        except (OSError, TypeError):  # typed into an interpreter
-            return _of_class(source, kind)
+    return _described(room, kind, source_of(room, kind))  # type: ignore[arg-type]
+
+
+@lru_cache  # by the class too, for one that is written anew may have other options
+def _described(room: str, kind: str, source: str | type[Any]) -> Description:
+    if not isinstance(source, str):  # it is imported already, and may inherit from anything
+        return _of_class(source, kind)
+    module, _, name = source.rpartition(".")
+    tree = _parsed(module)
     node = _class(tree, name)
     options = {option.name: option for option in _options(tree, node, room, kind)}  # a redefined one keeps its place
     summary = (ast.get_docstring(node) or "").partition("\n")[0]
@@ -89,7 +90,10 @@ def describe(room: str, kind: str) -> Description:
 
 def help_of(cls: type[Any]) -> dict[str, str]:
     """The string that follows each field of a dataclass, by the field's name."""
-    node = _class(_parsed(cls.__module__), cls.__name__)
+    return _helps(_class(_parsed(cls.__module__), cls.__name__))
+
+
+def _helps(node: ast.ClassDef) -> dict[str, str]:
     found: dict[str, str] = {}
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -98,8 +102,12 @@ def help_of(cls: type[Any]) -> dict[str, str]:
 
 
 def _of_class(cls: type[Any], kind: str) -> Description:
-    """What can be told without the text."""
-    hints = get_type_hints(cls, include_extras=True)
+    """What a class of others says of itself; the help of its options from its text and that of its bases."""
+    hints, helps = get_type_hints(cls, include_extras=True), dict[str, str]()
+    for base in reversed(cls.__mro__):
+        # Typed into an interpreter, of Python itself, or in a file that has changed since.
+        with suppress(OSError, TypeError, SyntaxError, StopIteration):
+            helps |= _helps(_class(ast.parse(dedent(getsource(base))), base.__name__))
     options = tuple(
         Option(
             slot=cls.slot,
@@ -107,7 +115,7 @@ def _of_class(cls: type[Any], kind: str) -> Description:
             flat=component.flat_name(cls.slot, kind, each.name, hints[each.name]),
             type=hints[each.name],
             default=each.default,
-            help="",
+            help=helps.get(each.name, ""),
         )
         for each in fields(cls)
     )
