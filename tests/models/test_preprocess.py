@@ -160,6 +160,13 @@ def test_training_crops_are_random_and_normalised(model: PretrainedEncoder, phot
     assert torch.allclose(torch.stack(crops).mean(dim=(0, 2, 3)), whole.mean(dim=(1, 2)), atol=0.1)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_values_that_are_not_finite_are_in_no_crop(model: PretrainedEncoder, training: bool):
+    transform = mae.transforms(model, training=training, crop_scale=(1.0, 1.0))
+    with pytest.raises(UsageError, match="image 1 holds values that are not finite"):
+        transform(np.full((20, 20, 3), np.nan, dtype=np.float32))
+
+
 def test_a_source_is_a_plain_data_set(model: PretrainedEncoder, photos: Path):
     train, test = (mae.datasets.open(photos, split=split) for split in ("train", "test"))
     assert train.classes == test.classes == ("cat", "dog") and len(train) + len(test) == 10

@@ -7,7 +7,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from mae.modalities.images.crop import Augmentation, random_crop_boxes, resized_crop
-from mae.models.given_images import OneImage, crop_image, given_images, scaled, statistics_of, whole
+from mae.models.given_images import OneImage, crop_image, finite, given_images, scaled, statistics_of, whole
 from mae.models.preprocess import Preprocessing, preprocessing_of
 from mae.models.pretrained import PretrainedEncoder
 
@@ -39,7 +39,7 @@ class ImageTransform:
         height, width = (torch.tensor([side]) for side in pixels.shape[1:])
         boxes, flips = random_crop_boxes(torch.randint(-(2**63), 2**63 - 1, (1,)), height, width, self.augmentation)
         crop = resized_crop(pixels, tuple(boxes[0].tolist()), bool(flips[0]), self.wanted.img_size)
-        return (scaled(crop) - mean) / std
+        return (finite(scaled(crop), given, self.wanted) - mean) / std
 
 
 def transforms(
