@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import mae
@@ -16,12 +16,16 @@ def test_it_is_that_of_pytorch(weighted: bool):
     weight = torch.rand(3, 5) if weighted else None
     each = cross_entropy(logits.mT, classes, reduction="none")
     expected = each.mean() if weight is None else (each * weight).sum() / weight.sum()
-    assert_close(CrossEntropy()(logits, one_hot(classes, 7).float(), weight), expected)
+    assert_close(CrossEntropy()(logits, classes.unsqueeze(-1).float(), weight), expected)
 
 
-def test_probabilities_of_several_classes_count_by_their_share():
-    logits, target = torch.randn(2, 3, 4), torch.rand(2, 3, 4).softmax(dim=-1)
-    assert_close(CrossEntropy()(logits, target, None), cross_entropy(logits.mT, target.mT))
+def test_nothing_is_asked_of_a_token_without_a_class():
+    """The mean is over all tokens, so that parts of a batch add up to the whole."""
+    logits, classes = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([[0.0, torch.nan, 3.0], [torch.nan] * 3])
+    loss = CrossEntropy()(logits, classes.unsqueeze(-1), None)
+    assert_close(loss, cross_entropy(logits[0, [0, 2]], torch.tensor([0, 3]), reduction="sum") / 6)
+    loss.backward()
+    assert logits.grad is not None and torch.equal(logits.grad.ne(0).any(dim=-1), ~classes.isnan())
 
 
 @pytest.mark.parametrize(

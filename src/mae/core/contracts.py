@@ -165,7 +165,8 @@ class Target(Component):
         to_pixels: from target values to raw ones, `(values, batch, tokens) -> [B, M, P]`; None where there is no way
             back: no panels are then drawn, no PSNR is measured.
         reads_whole: whether a token's target depends on samples beyond that token.
-        classes: whether values are probabilities of classes, for a loss that `reads_classes`; the prediction is logits.
+        classes: whether its value is the number of a class, NaN without one, for a loss that `reads_classes`;
+            the prediction is logits of `width` classes.
         needs: names of the teacher's outputs it reads.
     """
 
@@ -187,7 +188,7 @@ class Target(Component):
     def __call__(
         self, batch: Batch, tokens: Int64[Tensor, "B M"] | None = None, taught: Taught | None = None
     ) -> Float[Tensor, "B M P"]:
-        """Target values of the given tokens (None: every token in raster order), float32."""
+        """Target values of the given tokens (None: every token in raster order), float32; of `classes` P is 1."""
         raise NotImplementedError
 
 
@@ -196,7 +197,8 @@ class Loss(Component):
     """The distance of prediction and target.
 
     Attributes:
-        reads_classes: whether it takes predictions for logits of the target's `classes`.
+        reads_classes: whether it takes predictions for logits of the target's `classes`, and asks nothing of a token
+            without one.
         ignores_length: whether it is the same for a prediction of any length, so that its error says nothing.
     """
 
@@ -205,7 +207,7 @@ class Loss(Component):
     ignores_length: ClassVar[bool] = False
 
     def __call__(
-        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None
+        self, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M _"], weight: Float[Tensor, "B M"] | None
     ) -> Float[Tensor, ""]:
         """A scalar, float32; `weight` says how much each token counts, None: each alike."""
         raise NotImplementedError
@@ -230,7 +232,7 @@ class Step:
     plan: MaskPlan
     encoded: Encoded
     prediction: Float[Tensor, "B M P"]
-    target: Float[Tensor, "B M P"]
+    target: Float[Tensor, "B M _"]
     std: Float[Tensor, "B M 1"] | None
     taught: Taught
     projected: Tensor | None = None
@@ -421,7 +423,7 @@ class Teacher(Component):
         source: Any
 
     def gives(self, encoder: Encoder) -> Mapping[str, int]:
-        """Names of its outputs `[B, N, width]`, and their widths.
+        """Names of its outputs `[B, N, width]`, and their widths; of classes their number, the output is `[B, N, 1]`.
 
         Args:
             encoder: of the student.

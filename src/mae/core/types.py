@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from mae.core.sizes import check_multiple
 
@@ -32,6 +33,13 @@ def take_tokens(values: Float[Tensor, "B N P"], tokens: Int64[Tensor, "B M"]) ->
 def take_rows(table: Float[Tensor, "N D"], tokens: Int64[Tensor, "B M"]) -> Float[Tensor, "B M D"]:
     """The rows of a table that all samples share, by the numbers of tokens; an index would copy value by value."""
     return table.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+
+
+def cross_entropy(logits: Float[Tensor, "B M K"], classes: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M 1"]:
+    """Of each token, float32; 0 where its class is NaN, for there is none."""
+    none = -100  # what PyTorch's cross-entropy leaves out
+    numbers = classes.nan_to_num(nan=none).long().flatten()
+    return functional.cross_entropy(logits.float().flatten(0, 1), numbers, reduction="none").view(classes.shape)
 
 
 def weighted_mean(values: Float[Tensor, "B M P"], weight: Float[Tensor, "B M"] | None) -> Float[Tensor, ""]:

@@ -7,28 +7,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mae.core.contracts import Loss
-from mae.core.types import weighted_mean
+from mae.core.types import cross_entropy, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Loss):
     """Cross-entropy of logits, for a target of classes such as `codes` (BEiT: Bao et al. 2021).
 
-    A uniform prediction of K classes has log K. Nothing is asked of a token whose target holds no class.
+    A uniform prediction of K classes has log K. Nothing is asked of a token without a class.
     """
 
     kind: ClassVar[str] = "cross_entropy"
     reads_classes: ClassVar[bool] = True
 
     def __call__(
-        self, pred: Float[Tensor, "B M K"], target: Float[Tensor, "B M K"], weight: Float[Tensor, "B M"] | None
+        self, pred: Float[Tensor, "B M K"], target: Float[Tensor, "B M 1"], weight: Float[Tensor, "B M"] | None
     ) -> Float[Tensor, ""]:
         """The loss in float32.
 
         Args:
             pred: logits, any floating type.
-            target: the probability of each class.
+            target: numbers of the classes, NaN without one.
             weight: see `MeanSquaredError`.
         """
-        entropy = -(target.float() * pred.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
-        return weighted_mean(entropy, weight)
+        return weighted_mean(cross_entropy(pred, target), weight)

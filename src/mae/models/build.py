@@ -41,13 +41,14 @@ def build_model(config: MethodConfig, *, activation_checkpointing: bool = False)
         num_outputs=outputs,
         activation_checkpointing=activation_checkpointing,
     )
+    passes_over_gaps = config.tokenizer.nodata is None or config.loss.reads_classes
     return MaskedAutoencoder(
         tokenizer=config.tokenizer,
         encoder=encoder,
         decoder=decoder,
         masking=config.mask,
         target=config.target,
-        loss=config.loss if config.tokenizer.nodata is None else KnownValues(loss=config.loss),
+        loss=config.loss if passes_over_gaps else KnownValues(loss=config.loss),
         terms=config.terms,
         reads_levels=config.decoder.reads == "levels",
         teacher=config.teacher,

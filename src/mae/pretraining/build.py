@@ -253,7 +253,14 @@ def baselines_of(prepared: RunContext, model: MaskedAutoencoder) -> TrivialBasel
     batches = islice(_on_device(prepared, loader, 0), _BASELINE_IMAGES // _BASELINE_BATCH)
     pairs = ((images, model.plan(images, keys=keys)) for images, keys in batches)
     with autocast_if_sharded(model, prepared.config.optim.precision, prepared.device):  # at its end a teacher is asked
-        return measure_baselines(model.target, model.tokenizer, pairs, loss=model.loss, taught=model.taught)
+        return measure_baselines(
+            model.target,
+            model.tokenizer,
+            pairs,
+            loss=model.loss,
+            taught=model.taught,
+            width=prepared.method.outputs["target"],
+        )
 
 
 def kept_every(asked: int | None, *, steps: int, num_bytes: int) -> int | None:

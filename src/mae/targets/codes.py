@@ -26,8 +26,8 @@ class CodeTarget(Target):
 
     def __call__(
         self, batch: Batch, tokens: Int64[Tensor, "B M"] | None = None, taught: Taught | None = None
-    ) -> Float[Tensor, "B M K"]:
-        """1 at the code of each of the given tokens (None: every token in raster order), else 0; float32."""
+    ) -> Float[Tensor, "B M 1"]:
+        """Numbers of the codes of the given tokens (None: every token in raster order), float32; NaN without data."""
         assert taught is not None
         values = taught["codes"]
         return values if tokens is None else take_tokens(values, tokens)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mae.core.component import Weight
 from mae.core.contracts import Step, Term
-from mae.core.types import take_tokens, weighted_mean
+from mae.core.types import cross_entropy, take_tokens, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,5 @@ class CodePrediction(Term):
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """The value, float32, not multiplied by `weight`."""
         assert step.projected is not None
-        codes = take_tokens(step.taught["codes"], step.plan.predicted).nan_to_num(nan=0.0)
-        entropy = -(codes * step.projected.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
-        return weighted_mean(entropy, step.plan.weight)
+        codes = take_tokens(step.taught["codes"], step.plan.predicted)
+        return weighted_mean(cross_entropy(step.projected, codes), step.plan.weight)

@@ -43,6 +43,7 @@ def measure_baselines(
     *,
     loss: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     taught: Callable[[Batch], Taught] | None = None,
+    width: int | None = None,
 ) -> TrivialBaselines:
     """The baselines of a target over batches; several batches count as one large one.
 
@@ -52,6 +53,7 @@ def measure_baselines(
         images_and_plans: normalised images `[B, C, H, W]` with their masks.
         loss: distance of prediction and target.
         taught: gives the teacher's outputs for a batch, where the target reads any.
+        width: of the target, where it has classes.
 
     Raises:
         UsageError: there is no batch.
@@ -62,13 +64,18 @@ def measure_baselines(
         layout = tokenizer.layout_of(images)
         batch = Batch(x=images, tokenizer=tokenizer)
         values = target(batch, taught=None if taught is None else taught(batch))  # [B, N, P]
+        true = take_tokens(values, plan.predicted)
+        if target.classes:
+            assert width is not None
+            values = (
+                (values == torch.arange(width, device=values.device)).float().masked_fill(values.isnan(), torch.nan)
+            )
         # Pixels have a mean for each channel; of other targets each value has its own.
         channels = layout.channels if target.to_pixels is not None else values.shape[-1]
-        true = take_tokens(values, plan.predicted)
         size = float(true.shape[0] * true.shape[1] if plan.weight is None else plan.weight.sum())
         mean = predict_mean_of_visible(values, plan, channels)
         for number, guess in enumerate(
-            (torch.zeros_like(true), mean, predict_nearest_visible(values, plan, layout.grid))
+            (torch.zeros_like(mean), mean, predict_nearest_visible(values, plan, layout.grid))
         ):
             # Where the visible patches have no data, the guess is the mean of normalised images.
             guess = guess.nan_to_num(nan=0.0)

@@ -227,6 +227,11 @@ def check_target(subject: Subject) -> Finding:
     plan = subject.plan()
     batch = Batch(x=subject.images, tokenizer=subject.model.tokenizer)
     target = subject.model.target(batch, plan.predicted, subject.model.taught(batch)).float()
+    if subject.model.target.classes:
+        found = len(target[~target.isnan()].unique())
+        return _finding(
+            "target", found > 1, f"masked patches of {found} classes", "all have one class: look at the data"
+        )
     flat = float((target.var(dim=-1) < 1e-4).float().mean())
     value = f"std {float(target.std()):.3g}; {flat:.0%} of the masked patches are flat"
     finding = _finding("target", flat < 0.9, value, "the images are constant, or normalised away: look at the data")
