@@ -35,6 +35,13 @@ def test_empty_and_turned_round_boxes_are_drawn_where_they_begin():
     assert draw_boxes(torch.zeros(9, 9, 3), np.zeros((0, 4), np.float32), [], torch.zeros(0, 3)).sum() == 0
 
 
+def test_a_name_in_vietnamese_has_its_letters():
+    """A letter that the font lacks is drawn as a box; it has no Chinese ones."""
+    plain, box = torch.zeros(30, 60, 3), np.array([[0, 0, 60, 30]], np.float32)
+    missing, *letters = [draw_boxes(plain, box, [name], torch.ones(1, 3)) for name in "日ìộấẵđ"]
+    assert not any(torch.equal(letter, missing) for letter in letters)
+
+
 def test_a_name_of_several_lines_is_printed_in_one():
     plain, box = torch.zeros(60, 200, 3), np.array([[0, 0, 190, 50]], np.float32)
     drawn = [draw_boxes(plain, box, [name], torch.ones(1, 3)) for name in ("red\n\tcar", "red car")]

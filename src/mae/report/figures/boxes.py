@@ -1,6 +1,8 @@
 """Boxes with names and outlines on a picture."""
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,6 +54,14 @@ def tint(
     return tinted
 
 
+@cache
+def _font() -> ImageFont.FreeTypeFont:
+    """The font of all other text in pictures; Pillow's own lacks letters of many languages, such as Vietnamese."""
+    from matplotlib import get_data_path  # here: matplotlib takes long to import
+
+    return ImageFont.truetype(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), _LETTERS)
+
+
 def draw_boxes(
     picture: Float[Tensor, "H W 3"],
     boxes: Float32[np.ndarray, "n 4"],
@@ -67,7 +77,7 @@ def draw_boxes(
         colours: of each.
     """
     image = Image.fromarray((picture * 255).round().clamp(0, 255).to(torch.uint8).numpy())
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default(_LETTERS)
+    draw, font = ImageDraw.Draw(image), _font()
     order = np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), kind="stable").tolist()
     fills = [tuple(colour) for colour in (colours * 255).round().int().tolist()]
     edges = boxes.clip(-_FAR, _FAR).tolist()
