@@ -1,4 +1,4 @@
-"""Where models look, as colours over the images."""
+"""Where models look, as colours beside the images."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,6 @@ from mae.report.figures.sheet import ColourBar, Column, write_sheet
 from mae.report.figures.tones import choose_tones, colour_table
 
 _COLOUR_MAP = "inferno"
-_HEAT = 0.65
-"""Share of the colour of a weight over the image, which is shown in grey below it."""
 _FRAME, _EDGE = (1.0, 0.85, 0.0), (0.0, 0.0, 0.0)  # yellow and black: one of the two shows on any photo
 _SIDES = (128, 192)  # pixels
 
@@ -30,7 +28,9 @@ def draw_attention(
     path: Path,
     marked: Int64[Tensor, " B"] | None = None,
 ) -> None:
-    """Write one PNG: a row an image, and beside it a column for each map of attention over it.
+    """Write one PNG: a row an image, and beside it a column for each map of attention.
+
+    The colours are those of the scale alone: an image shining through would make dark parts look little attended to.
 
     Args:
         images: normalised images, one a row.
@@ -49,18 +49,16 @@ def draw_attention(
     """
     tones, table = choose_tones(images, mean, std, rgb), colour_table(_COLOUR_MAP)
     painted = tones.paint(images)
-    grey = painted.mean(dim=-1, keepdim=True)
-    columns = [Column(name="image", caption="", pictures=painted.clone(), notes=notes)]
+    columns = [Column(name="image", caption="", pictures=painted, notes=notes)]
     for name, weights in maps.items():
         down, across = (length // cells for length, cells in zip(painted.shape[1:3], weights.shape[1:], strict=True))
         most = weights.amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         share = (weights / most).repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
-        heat = table[(share * 255).round().long()]
         columns.append(
             Column(
                 name=name,
                 caption="",
-                pictures=torch.lerp(grey.expand_as(heat), heat, _HEAT),
+                pictures=table[(share * 255).round().long()],
                 bar=ColourBar(colours=table, low="0", high="largest"),
             )
         )
