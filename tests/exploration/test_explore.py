@@ -19,6 +19,7 @@ from mae.cli import main
 from mae.data.sources.open import open_source
 from mae.errors import MAEError, UsageError
 from mae.exploration import sections
+from mae.exploration.embedding_map import _class_colours
 from mae.exploration.explored import UNLABELLED, ExploreRun, labels_of
 from mae.exploration.run import explore
 from mae.exploration.unusual_images import duplicates
@@ -54,6 +55,13 @@ def map_data(page: str) -> dict:
 
 def numbers(text: str, kind: str) -> np.ndarray:
     return np.frombuffer(b64decode(text), dtype=kind)
+
+
+def test_no_class_is_grey_as_those_without_a_colour_are():
+    colours = _class_colours(torch.arange(100), 100)
+    shown = torch.stack(list(colours.values()))
+    assert list(colours) == list(range(18)) and len(shown.unique(dim=0)) == 18
+    assert float((shown.amax(dim=1) - shown.amin(dim=1)).min()) > 0.1
 
 
 def test_the_page_holds_every_section_and_needs_nothing_else(made: Path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from mae.exploration.explored import ExploreRun
@@ -21,7 +21,9 @@ from mae.text import visible
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_PALETTE, _NUM_COLOURS = "tab20", 20
+_PALETTE = "tab20"
+_STRONG, _PALE = (0, 2, 4, 6, 8, 10, 12, 16, 18), (1, 3, 5, 7, 9, 11, 13, 17, 19)
+"""Places in it, without those of its greys: all that has no colour of its own is grey."""
 _LARGEST = 65535
 _SCRIPTS = ("map_points.js", "map.js")
 _COSINE_STEPS = 10_000
@@ -33,7 +35,7 @@ def embedding_map(run: ExploreRun) -> Section:
     thumbnails = make_thumbnails(run.images, run.task.extractor.preprocessing)
     places = _in_unit_square(places)
     picture = run.pictures / "map.png"
-    colours = _class_colours(run)
+    colours = _class_colours(run.row_labels, len(run.class_names))
     draw_map(
         places,
         thumbnails.pictures,
@@ -59,13 +61,13 @@ def embedding_map(run: ExploreRun) -> Section:
     )
 
 
-def _class_colours(run: ExploreRun) -> dict[int, Float32[Tensor, "3"]]:
+def _class_colours(labels: Int64[Tensor, " n"], num_classes: int) -> dict[int, Float32[Tensor, "3"]]:
     """The colours of the classes that have most images, by their numbers; the strong ones first, then pale ones."""
-    table = colour_table(_PALETTE)[:_NUM_COLOURS]
-    counts = torch.bincount(run.row_labels[run.row_labels >= 0], minlength=len(run.class_names))
-    largest = counts.argsort(descending=True, stable=True)[:_NUM_COLOURS]
+    colours = colour_table(_PALETTE)[[*_STRONG, *_PALE]]
+    counts = torch.bincount(labels[labels >= 0], minlength=num_classes)
+    largest = counts.argsort(descending=True, stable=True)[: len(colours)]
     shown = [label for label in largest.tolist() if counts[label]]
-    return dict(zip(shown, torch.cat([table[::2], table[1::2]]), strict=False))
+    return dict(zip(shown, colours, strict=False))
 
 
 def _html(run: ExploreRun, *, side: int, picture: bytes) -> "Markup":

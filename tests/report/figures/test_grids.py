@@ -53,6 +53,15 @@ def test_each_cell_says_its_number_and_labels_stand_beside(monkeypatch: pytest.M
     assert {"numbers", "others", "a", "b", "t", "c"} <= set(said)
 
 
+def test_the_name_of_a_narrow_table_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    said: dict[str, float] = {}
+    monkeypatch.setattr(module, "write_lines", lambda _, place, lines, size, **__: said.update({lines[0]: place[0]}))
+    names = ["class token's share for itself", "distance in patches, mean of heads"]
+    draw_grids([grid(torch.ones(2, 1), name) for name in names], title="t", caption="c", path=tmp_path / "grid.png")
+    first, second = (said[name] for name in names)
+    assert second > first + module.text_width(names[0], module._NAME_SIZE, bold=True)
+
+
 def test_many_tables_wrap_and_equal_numbers_are_drawn(tmp_path: Path):
     path = tmp_path / "grid.png"
     draw_grids([grid(torch.ones(3, 8))] * 4, title="t", caption="c", path=path)

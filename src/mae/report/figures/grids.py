@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mae.errors import UsageError
-from mae.report.figures.canvas import FAINT, fit_text, line_height, new_figure, save_png, wrap_text, write_lines
+from mae.report.figures.canvas import (
+    FAINT,
+    fit_text,
+    line_height,
+    new_figure,
+    save_png,
+    text_width,
+    wrap_text,
+    write_lines,
+)
 from mae.report.figures.tones import colour_table
 
 if TYPE_CHECKING:
@@ -46,9 +56,10 @@ class Grid:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, with its labels."""
+        """Width and height in pixels, with its name and labels."""
         height, width = self.values.shape
-        return _LABEL + width * _CELL[0], 2 * line_height(_NAME_SIZE) + height * _CELL[1]
+        named = ceil(text_width(self.name, _NAME_SIZE, bold=True))
+        return max(_LABEL + width * _CELL[0], named), 2 * line_height(_NAME_SIZE) + height * _CELL[1]
 
 
 def draw_grids(grids: Sequence[Grid], *, title: str, caption: str, path: Path) -> None:
@@ -89,8 +100,7 @@ def _places(grids: Sequence[Grid], top: int) -> tuple[list[tuple[int, int]], int
 
 def _draw(figure: "Figure", page: Float[Tensor, "height width 3"], grid: Grid, place: tuple[int, int]) -> None:
     left, top = place
-    name = fit_text(grid.name, width=grid.size[0], size=_NAME_SIZE, bold=True)
-    write_lines(figure, (left, top), [name], _NAME_SIZE, bold=True)
+    write_lines(figure, (left, top), [grid.name], _NAME_SIZE, bold=True)
     left, labels = left + _LABEL, top + line_height(_NAME_SIZE)
     top = labels + line_height(_NAME_SIZE)
     across, down = _CELL
