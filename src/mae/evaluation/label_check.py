@@ -8,6 +8,7 @@ from rich.console import Console
 
 from mae.data.annotations.detection import DetectionSplit
 from mae.data.annotations.segmentation import SegmentationSplit
+from mae.data.inspect.labelled_images import COPIES
 from mae.data.inspect.labels import inspect_labels
 from mae.evaluation.pictures.labels import draw_labels
 from mae.report.terminal.diagnosis import Diagnosis, refuse, show_diagnosis
@@ -19,6 +20,7 @@ def check_labels(
     train: SegmentationSplit | DetectionSplit,
     *,
     ignore: Collection[int],
+    dropped: bool,
     picture: Path,
     console: Console,
 ) -> None:
@@ -28,6 +30,7 @@ def check_labels(
         spec: the folder.
         train: what is learned from, of which eight images are drawn.
         ignore: numbers in masks that do not count.
+        dropped: whether test images that are among the training images are left out, so that they are no fault.
         picture: a PNG, replaced where it is there.
         console: where findings are shown.
 
@@ -36,6 +39,7 @@ def check_labels(
     """
     began = time.monotonic()
     findings, _ = inspect_labels(spec, ignore=ignore)
+    findings = [finding for finding in findings if not (dropped and finding.name == COPIES)]
     found = Diagnosis(findings=tuple(findings), seconds=time.monotonic() - began)
     show_diagnosis(console, found, everything=False)
     draw_labels(train, title=f"Labels of {spec}", path=picture)

@@ -362,6 +362,7 @@ class Evaluator:
             self._spec,
             task.data.train,
             ignore=getattr(protocol, "ignore", ()),
+            dropped=self._overlap == "drop",
             picture=self.folder / "evaluation" / f"{protocol.name}-labels.png",
             console=self.console,
         )

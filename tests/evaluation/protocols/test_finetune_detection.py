@@ -134,6 +134,17 @@ def test_labels_are_drawn_first_and_their_faults_refused(tmp_path: Path, saved: 
     evaluate("finetune_detection", saved, data=folder, out=tmp_path / "bad", doctor=False, **one)
 
 
+def test_copies_that_are_left_out_of_the_test_are_no_fault(tmp_path: Path, saved: Path):
+    folder = drawn_objects(tmp_path / "data", train=6, test=2)
+    copied, copy = (min((folder / part).glob("*.png")) for part in ("train2017", "val2017"))
+    copy.write_bytes(copied.read_bytes())
+    asked = {**SHORT, "data": folder, "out": tmp_path / "out", "iterations": 1, "beside": (), "pictures": 0}
+    with pytest.raises(UsageError, match="1 test images are among the training images.*--overlap drop"):
+        evaluate("finetune_detection", saved, **asked)
+    evaluate("finetune_detection", saved, overlap="drop", **asked)
+    assert (tmp_path / "out" / "evaluation" / "finetune_detection.json").is_file()
+
+
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, data: Path, saved: Path):
     with pytest.raises(UsageError, match="mae import"):
         function = by_function(lambda images: images.mean(dim=(2, 3)), img_size=(16, 16))

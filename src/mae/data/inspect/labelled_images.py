@@ -17,6 +17,8 @@ from mae.findings import Finding
 
 SPOILT = 0.01
 """Share of objects or images from which a fault spoils what is trained on them; one among hundreds is drowned."""
+COPIES = "copies in both parts"
+"""The name of the check for test images that are trained on too."""
 _SHOWN = 3
 Level = Literal["note", "warn", "stop"]
 """How grave a fault is, see `Finding`."""
@@ -144,7 +146,7 @@ def copies(train: Sequence[Seen | str], test: Sequence[Seen | str]) -> list[Find
     first = {each.digest: each.name for each in train if isinstance(each, Seen)}
     both = [f"{each.name} = {first[each.digest]}" for each in test if isinstance(each, Seen) and each.digest in first]
     advice = "remove them from one part: what was learnt by heart is no result"
-    found = [fault("copies in both parts", both, of=len(test), what="test images", advice=advice, level="stop")]
+    found = [fault(COPIES, both, of=len(test), what="test images", advice=advice, level="stop")]
     within = Counter(each.digest for each in train if isinstance(each, Seen))
     extra = [digest for digest, count in within.items() if count > 1]
     named = [first[digest] for digest in extra for _ in range(within[digest] - 1)]
