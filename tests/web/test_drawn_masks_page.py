@@ -331,6 +331,16 @@ def test_both_languages_say_everything_and_fit(opened: Callable[..., "Page"], la
     assert unnamed == 0
 
 
+def test_opened_as_a_file_the_page_says_what_it_needs(browser: "Browser", site: Path, opened: Callable[..., "Page"]):  # noqa: F811
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    said = page.locator("main").get_by_text("works only from a server")
+    said.wait_for(state="visible", timeout=10_000)
+    assert "python -m http.server" in said.inner_text()
+    page.close()
+    assert opened().get_by_text("works only from a server").count() == 0
+
+
 def test_the_pictures_are_no_blanks(opened: Callable[..., "Page"]):
     page = opened()
     for name in ("input", "masked", "reconstruction", "error"):

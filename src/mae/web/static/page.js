@@ -550,6 +550,7 @@ function lay() {
 }
 
 async function begin() {
+  element("unserved").remove();
   const asked = new URLSearchParams(location.search);
   const spoken = [asked.get("lang"), ...navigator.languages.map((name) => name.slice(0, 2))];
   state.texts = Object.fromEntries(
