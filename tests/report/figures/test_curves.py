@@ -10,7 +10,7 @@ from PIL import Image
 from mae.errors import UsageError
 from mae.report.figures import curves
 from mae.report.figures.canvas import new_figure
-from mae.report.figures.curves import Line, draw_curve, draw_lines, label_ends
+from mae.report.figures.curves import Line, draw_curve, draw_lines, label_ends, lines_figure
 
 ROWS = [{"samples": 100 * step, "loss": 1 / step, "lr": 0.1} for step in range(1, 6)]
 
@@ -42,6 +42,14 @@ def test_labels_of_equal_levels_do_not_lie_on_each_other(drawn, tmp_path):
     draw_curve(ROWS, baselines={"a": 0.2, "b": 0.2, "c": 0.21}, path=tmp_path / "c.png", title="")
     heights = sorted(text.get_position()[1] for text in drawn[0].axes[0].texts)
     assert all(above - below > 0.05 for below, above in zip(heights, heights[1:], strict=False))
+
+
+def test_lines_of_one_colour_are_dashed_each_in_its_way_and_their_labels_say_so():
+    many = [Line(label=f"line {number}", x=[0, 1], y=[number, number]) for number in range(21)]
+    axes = lines_figure(many, levels={}, names=("x", "y"), show=str, title="").axes[0]
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in axes.lines}
+    said = {(text.get_color(), text.get_text().split("line")[0]) for text in axes.texts}
+    assert len(looks) == len(said) == 21
 
 
 def test_a_loss_that_is_not_finite_is_a_gap(drawn, tmp_path):

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 1000, 560  # pixels
 LINE_COLOURS = ("#b5367a", "#2166ac", "#c8701a", "#2a7f52", "#6a4c93", "#7a5230")  # distinguishable by the colour-blind
+_DASHES: tuple[tuple[str, str | tuple[int, tuple[float, ...]]], ...] = (
+    ("", "solid"),
+    ("– – ", (0, (4.0, 1.5))),
+    ("··· ", (0, (1.0, 1.2))),
+    ("– · ", (0, (6.0, 1.2, 1.0, 1.2))),
+)
+"""How a line is dashed, and what stands for that before its label: where there are more lines than colours."""
 _LABEL_DISTANCE = 22.7  # pixels: a line of text
 _LABEL_SIZE, _LABEL_WIDTH = 10.0, 215  # points, pixels
 _TITLE_SIZE = 14.0  # points
@@ -141,8 +148,9 @@ def lines_figure(
     )
     axes = figure.add_axes((0.065, 0.11, 0.70, 0.78))
     colours = [LINE_COLOURS[number % len(LINE_COLOURS)] for number in range(len(lines))]
-    for line, colour in zip(lines, colours, strict=True):
-        _draw_line(axes, line, colour)
+    dashes = [_DASHES[number // len(LINE_COLOURS) % len(_DASHES)] for number in range(len(lines))]
+    for line, colour, (_, dash) in zip(lines, colours, dashes, strict=True):
+        _draw_line(axes, line, colour, dash=dash)
     if reference is not None:
         _draw_reference(axes, reference)
     every = [*lines, *([reference] if reference is not None else [])]
@@ -159,7 +167,9 @@ def lines_figure(
         _spread_by_log(axes, log_ticks)
     for level in levels.values():
         axes.axhline(level, color="#8a8a8a", linewidth=1.0, linestyle=(0, (5, 4)))
-    labels = [(line.label, line.last, colour) for line, colour in zip(lines, colours, strict=True)]
+    labels = [
+        (mark + line.label, line.last, colour) for line, colour, (mark, _) in zip(lines, colours, dashes, strict=True)
+    ]
     labels += [("reference", reference.last, FAINT)] if reference is not None else []
     label_ends(axes, [*labels, *((name, level, FAINT) for name, level in levels.items())], show)
     return figure
@@ -175,9 +185,17 @@ def _spread_by_log(axes: "Axes", ticks: Sequence[float]) -> None:
         line.set_marker("o")
 
 
-def _draw_line(axes: "Axes", line: Line, colour: str, *, width: float = 1.6, layer: float = 2) -> None:
+def _draw_line(
+    axes: "Axes",
+    line: Line,
+    colour: str,
+    *,
+    dash: str | tuple[int, tuple[float, ...]] = "solid",
+    width: float = 1.6,
+    layer: float = 2,
+) -> None:
     marker = "o" if len(line.x) == 1 else None
-    axes.plot(line.x, line.y, color=colour, linewidth=width, marker=marker, zorder=layer)
+    axes.plot(line.x, line.y, color=colour, linewidth=width, linestyle=dash, marker=marker, zorder=layer)
     if line.band is not None:
         axes.fill_between(line.x, *line.band, color=colour, alpha=_BAND_ALPHA, linewidth=0, zorder=layer - 0.5)
 
