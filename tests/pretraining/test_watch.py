@@ -95,6 +95,12 @@ def test_a_live_run(run):
     assert dict(state.facts)["images"] == "2,048 of builtin:photos"
 
 
+def test_the_model_is_told_by_its_sizes_which_options_may_have_changed(run):
+    config = DEMO.override({"steps": 130, "out": run.root, "embed_dim": 48, "depth": 2})
+    run.config.write_text(json.dumps(config.to_json()))
+    assert dict(read_state(run.root, now=WRITTEN).facts)["model"] == f"{config.model}: 48 wide, 2 blocks"
+
+
 def test_the_time_left_is_the_pace_of_the_rows_less_the_silence(run):
     # 12 s for the 20 steps between the first row and the last: 100 steps take 60 s, 5 s of them have gone by.
     assert read_state(run.root, now=WRITTEN + 5).seconds_left == pytest.approx(55)

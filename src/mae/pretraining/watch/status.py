@@ -348,9 +348,12 @@ def _facts(config: RunConfig, found: Mapping[str, Any]) -> list[tuple[str, str]]
     """What the run was told, for the reader of a page."""
     flat = config.flat()
     img_size, patch_size = ("x".join(map(str, flat[name])) for name in ("img_size", "patch_size"))
+    # Options may have changed the sizes that a name stands for; an encoder of an extension may have none of these.
+    known = ((flat.get(name), what) for name, what in (("embed_dim", "wide"), ("depth", "blocks")))
+    sizes = [f"{size} {what}" for size, what in known if size is not None]
     return [
         ("recipe", config.recipe),
-        ("model", config.model or ""),
+        ("model", ": ".join(filter(None, [config.model, ", ".join(sizes)]))),
         ("images", f"{found['images']:,} of {config.source}"),
         ("crops", f"{img_size} pixels in patches of {patch_size}, {flat['in_chans']} channel(s)"),
         ("masked", f"{flat['mask_ratio']:.3g} of the patches, {config.optim.mask_schedule}"),
