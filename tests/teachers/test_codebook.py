@@ -1,4 +1,5 @@
 import copy
+import itertools
 import signal
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.baselines import measure_baselines
 from mae.pretraining.checks.model import Subject, check_model
 from mae.randomness import sample_keys
-from mae.teachers.codebook import CodebookNetwork, CodebookTeacher, _patterns
+from mae.teachers.codebook import CodebookNetwork, CodebookTeacher, _patterns, _surroundings
 from mae.training.run_folder import find_weights
 
 SIZES: dict[str, Any] = {
@@ -68,6 +69,29 @@ def test_each_patch_has_the_nearest_code_whatever_its_brightness_and_contrast():
             assert int(code) == int((network.codes - pattern).square().sum(dim=1).argmin())
     assert torch.equal(network(batch_for(3 * images - 7))["codes"], found)
     assert network(batch_for(torch.ones(1, 3, 16, 16)))["codes"].isfinite().all()  # flat patches have a code too
+
+
+@pytest.mark.parametrize("window", [2, 3, 5])
+def test_a_code_may_describe_what_is_around_a_patch(window: int):
+    """A slow loop: the surroundings by their places, those beyond the border as the border is."""
+    images = noise(2, 0)[:, :, :8]  # 2 x 4 patches
+    found = _surroundings(batch_for(images), window).unflatten(1, (2, 4)).unflatten(-1, (3, 4, 4))
+    before = 4 * (window - 1) // 2
+    for row, column in itertools.product(range(2), range(4)):
+        down = (torch.arange(4 * window) + 4 * row - before).clamp(0, 7)
+        across = (torch.arange(4 * window) + 4 * column - before).clamp(0, 15)
+        around = images[:, :, down][..., across]
+        blocks = around.unflatten(2, (4, window)).unflatten(4, (4, window)).mean(dim=(3, 5))
+        assert_close(found[:, row, column], blocks)
+    network = codebook(window=window).eval()
+    assert torch.equal(network(batch_for(3 * images - 7))["codes"], network(batch_for(images))["codes"])
+
+
+def test_surroundings_with_a_gap_have_no_code():
+    network, images = codebook(window=3).eval(), noise(1, 0)
+    images[:, :, 0, 0] = torch.nan
+    gaps = network(batch_for(images))["codes"].isnan().view(4, 4)
+    assert gaps[:2, :2].all() and gaps.sum() == 4
 
 
 def test_codes_are_moving_means_of_their_patches():

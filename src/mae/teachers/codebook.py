@@ -9,6 +9,7 @@ import torch.distributed as dist
 from annotated_types import Ge, Le, Lt
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mae.core.component import Metavar, Share
 from mae.core.contracts import Batch, Encoder, Teacher
@@ -45,6 +46,8 @@ class CodebookTeacher(Teacher):
     """Share of a code's past that it keeps in a step."""
     restart: Annotated[float, Ge(0), Lt(1), Metavar("FRACTION")] = 0.01
     """A code begins anew where it is used less than this fraction of an even use."""
+    window: Annotated[int, Ge(1), Le(15)] = 1
+    """Patches across of what a code describes: a patch with its surroundings, averaged to its size; 1: the patch."""
 
     def gives(self, encoder: Encoder) -> Mapping[str, int]:
         """The `codes`: which of them is nearest to each token."""
@@ -53,7 +56,11 @@ class CodebookTeacher(Teacher):
     def build(self, student: Any) -> "CodebookNetwork":
         """The codebook, with random codes; after the first step it consists of patches."""
         return CodebookNetwork(
-            self.codes, student.tokenizer.layout.token_values, decay=self.decay, restart=self.restart
+            self.codes,
+            student.tokenizer.layout.token_values,
+            decay=self.decay,
+            restart=self.restart,
+            window=self.window,
         )
 
 
@@ -65,6 +72,7 @@ class CodebookNetwork(nn.Module):
         width: values of a patch.
         decay: see `CodebookTeacher`.
         restart: see there.
+        window: see there.
     """
 
     codes: Tensor
@@ -75,9 +83,9 @@ class CodebookNetwork(nn.Module):
     drawn: Tensor
     draws: Tensor
 
-    def __init__(self, count: int, width: int, *, decay: float, restart: float) -> None:
+    def __init__(self, count: int, width: int, *, decay: float, restart: float, window: int) -> None:
         super().__init__()
-        self.decay, self.restart = decay, restart
+        self.decay, self.restart, self.window = decay, restart, window
         with drawing_from(_SEED):  # the same ones in every process and wherever a model's file is opened
             codes = torch.randn(count, width)
         self.register_buffer("codes", codes)
@@ -96,7 +104,7 @@ class CodebookNetwork(nn.Module):
             UsageError: in training mode, a batch without keys.
         """
         with without_autocast(batch.x.device):
-            patches = _patterns(batch.cut().to(self.codes))
+            patches = _patterns(_surroundings(batch, self.window).to(self.codes))
             known = ~patches.isnan().any(dim=-1)
             nearest = self.nearest(patches.nan_to_num(nan=0.0))
             if self.training:
@@ -186,6 +194,20 @@ class CodebookNetwork(nn.Module):
         bound = (_ALIKE * self.codes.shape[1]) ** 0.5
         parts = self.codes.split(_ROWS // 16)
         return torch.cat([(torch.cdist(part, self.codes) < bound).byte().argmax(dim=1) for part in parts])
+
+
+def _surroundings(batch: Batch, window: int) -> Float[Tensor, "B N P"]:
+    """Of each patch what lies around it, so many patches across, averaged to as many values as it has.
+
+    Images are continued by the values of their borders.
+    """
+    if window == 1:
+        return batch.cut()
+    rows, columns = batch.layout.patch
+    above, left = rows * (window - 1) // 2, columns * (window - 1) // 2
+    margins = (left, columns * (window - 1) - left, above, rows * (window - 1) - above)
+    averaged = functional.avg_pool2d(functional.pad(batch.x.float(), margins, mode="replicate"), window, stride=1)
+    return functional.unfold(averaged, (rows, columns), dilation=window, stride=(rows, columns)).mT
 
 
 def _patterns(patches: Float[Tensor, "B N P"]) -> Float[Tensor, "B N P"]:
