@@ -19,7 +19,7 @@ import mae
 from mae.core.contracts import Batch
 from mae.errors import UsageError
 from mae.evaluation.common.baselines import measure_baselines
-from mae.pretraining.checks.model import Subject, check_model
+from mae.pretraining.checks.model import Subject, check_model, check_target
 from mae.randomness import sample_keys
 from mae.teachers.codebook import CodebookNetwork, CodebookTeacher, _patterns, _surroundings
 from mae.training.run_folder import find_weights
@@ -175,17 +175,26 @@ def test_micro_batches_make_the_codes_of_the_whole_batch(codes: int):
     assert_close(parts.state_dict(), whole.state_dict())
 
 
+def subject_of(model: mae.MaskedAutoencoder, images: torch.Tensor) -> Subject:
+    return Subject(
+        model=model, images=images, numbers=torch.arange(64), seed=0, mask_ratio=0.75, betas=(0.9, 0.95),
+        weight_decay=0.05,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("images", "level"), [(noise(4, 0), "ok"), (torch.ones(4, 3, 16, 16), "stop")])
+def test_patches_of_one_code_leave_nothing_to_predict(images: torch.Tensor, level: str):
+    finding = check_target(subject_of(model_with(), images))
+    assert finding.level == level and (finding.value == "1 classes among the masked patches") == (level == "stop")
+
+
 def test_it_learns_of_what_is_trained_on_alone():
     model, images, keys = model_with(), noise(4, 0), sample_keys(0, 0, torch.arange(4))
     assert isinstance(model.teacher, CodebookNetwork)
     before = copy.deepcopy(model.teacher.state_dict())
     model.eval()(images)
     model.train().taught(batch_for(images))
-    subject = Subject(
-        model=model, images=images, numbers=torch.arange(64), seed=0, mask_ratio=0.75, betas=(0.9, 0.95),
-        weight_decay=0.05,
-    )  # fmt: skip
-    check_model(subject)
+    check_model(subject_of(model, images))
     assert_close(model.teacher.state_dict(), before, rtol=0, atol=0)
     model(images, keys=keys)
     assert model.teacher.seen.sum() == 4 * 16

@@ -230,7 +230,7 @@ def check_target(subject: Subject) -> Finding:
     if subject.model.target.classes:
         found = len(target[~target.isnan()].unique())
         return _finding(
-            "target", found > 1, f"masked patches of {found} classes", "all have one class: look at the data"
+            "target", found > 1, f"{found} classes among the masked patches", "all have one class: look at the data"
         )
     flat = float((target.var(dim=-1) < 1e-4).float().mean())
     value = f"std {float(target.std()):.3g}; {flat:.0%} of the masked patches are flat"
