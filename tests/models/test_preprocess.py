@@ -129,7 +129,7 @@ def test_a_photo_held_on_its_side_is_turned(model: PretrainedEncoder, tmp_path: 
     [
         (np.zeros(5, dtype=np.uint8), r"image 1 has the shape \(5,\); expected \[height, width, channels\]"),
         (np.zeros((8, 8, 3), dtype=np.int64), "image 1 is of type int64; expected pixel values as in the files"),
-        (torch.zeros(3, 8, 8, dtype=torch.bfloat16), "image 1 is of type torch.bfloat16; expected pixel values as in"),
+        (torch.zeros(3, 8, 8, dtype=torch.bfloat16), "image 1 is of type bfloat16; expected pixel values as in"),
         (np.zeros((8, 8, 5), dtype=np.uint8), "image 1 has 5 channels; the model expects 3"),
         ([np.zeros((8, 8, 3), np.float32), np.zeros((8, 8, 3), np.uint8)], "floating point and some are not"),
         ("gone.jpg", "gone.jpg is not there; expected an image file"),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -164,7 +163,7 @@ def _named(image: OneImage, number: int, wanted: Preprocessing) -> tuple[str, np
         pixels = pixels_of(image, bands=wanted.in_chans)
     elif isinstance(image, Tensor):
         if image.dtype not in _TENSOR_TYPES:  # NumPy has no bfloat16
-            raise _of_wrong_type(name, image.dtype)
+            raise _of_wrong_type(name, str(image.dtype).removeprefix("torch."))
         pixels = image.detach().cpu().movedim(0, -1).numpy() if image.ndim == 3 else np.empty(0)
     elif isinstance(image, np.ndarray):
         pixels = image
@@ -182,11 +181,11 @@ def _named(image: OneImage, number: int, wanted: Preprocessing) -> tuple[str, np
             "[channels, height, width] of a tensor"
         )
     if pixels.dtype not in _TYPES:
-        raise _of_wrong_type(name, pixels.dtype)
+        raise _of_wrong_type(name, str(pixels.dtype))
     return name, pixels
 
 
-def _of_wrong_type(name: str, found: Any) -> UsageError:
+def _of_wrong_type(name: str, found: str) -> UsageError:
     return UsageError(f"{name} is of type {found}; expected pixel values as in the files: uint8, uint16 or float32")
 
 
