@@ -279,6 +279,19 @@ def test_what_is_less_sure_than_average_precision_counts_is_found_where_it_is_as
     assert not len(detector([torch.rand(3, 32, 32)])[0]["scores"])
 
 
+@pytest.mark.parametrize(("dtype", "pixels"), [(torch.float16, 0.1), (torch.bfloat16, 0.5)])
+def test_a_detector_in_half_precision_finds_what_it_does_in_float32(dtype: torch.dtype, pixels: float) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8)
+    detector = make(size=128, patch_size=16, img_size=32).eval()
+    expected = detector.predict(image, threshold=0.0)[0]
+    found = detector.to(dtype).predict(image, threshold=0.0)[0]
+    assert len(found.boxes) == len(expected.boxes) > 0
+    assert found.masks is not None and found.masks.shape[1:] == (128, 128)
+    # Of an untrained model the scores say little of the order; each box must lie where one of float32 does.
+    nearest = (found.boxes[:, None] - expected.boxes).abs().amax(dim=-1).amin(dim=1)
+    assert nearest.median() < pixels
+
+
 def test_values_that_are_not_finite_are_refused() -> None:
     image = np.full((20, 30, 3), 0.5, dtype=np.float32)
     image[3, 4, 1] = np.nan

@@ -60,6 +60,41 @@ class _Anchors(AnchorGenerator):
         ]
         return super().grid_anchors(grid_sizes, exact)
 
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Anchors are float32 whatever the type of the maps; see `_RPNHead`."""
+        super().set_cell_anchors(torch.float32, device)
+
+
+class _RPNHead(RPNHead):
+    """Gives float32: boxes are reckoned in the type of their offsets.
+
+    bfloat16 would round edges beyond 512 pixels to multiples of 4, and no CPU suppresses overlaps in half precision.
+    """
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Scores and offsets of the anchors of each map."""
+        logits, offsets = super().forward(x)
+        return [each.float() for each in logits], [each.float() for each in offsets]
+
+
+class _BoxPredictor(FastRCNNPredictor):
+    """Gives float32; see `_RPNHead`."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of the classes, and offsets for each of them."""
+        logits, offsets = super().forward(x)
+        return logits.float(), offsets.float()
+
+
+class _RoIAlign(MultiScaleRoIAlign):
+    """Reads maps at boxes in float32, as nothing reads bfloat16, and gives what it read in the type of the maps."""
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        """What lies in each box."""
+        maps = {name: each.float() for name, each in x.items()}
+        read: Tensor = super().forward(maps, [each.float() for each in boxes], image_shapes)
+        return read.to(next(iter(x.values())).dtype)
+
 
 class _Nothing(nn.Module):
     """torchvision asks a backbone for its channels; our own is called before."""
@@ -101,13 +136,13 @@ def torchvision_detector(head: "DetectionHead", config: MethodConfig, *, num_cla
         "image_std": list(wanted.std),
         "_skip_resize": True,
         "rpn_anchor_generator": anchors,
-        "rpn_head": RPNHead(channels, len(_ASPECTS), conv_depth=2),
+        "rpn_head": _RPNHead(channels, len(_ASPECTS), conv_depth=2),
         "rpn_pre_nms_top_n_train": _PROPOSALS * regions(head.size),
         "rpn_post_nms_top_n_train": _PROPOSALS * regions(head.size),
         "box_batch_size_per_image": regions(head.size),
         "box_roi_pool": _pooling(7, patch=patch, anchor=anchor),
         "box_head": FastRCNNConvFCHead((channels, 7, 7), [channels] * _CONVOLUTIONS, [fc], norm_layer=ChannelNorm),
-        "box_predictor": FastRCNNPredictor(fc, num_classes),
+        "box_predictor": _BoxPredictor(fc, num_classes),
     }
     if not head.masks:
         return FasterRCNN(_Nothing(channels), **options)
@@ -132,7 +167,7 @@ def _pooling(output: int, *, patch: int, anchor: int) -> MultiScaleRoIAlign:
     are filled up, which after a strong scale jitter is far off. An object that the smallest anchor fits is looked up on
     the finest level, as one of 32 pixels is where patches are 16.
     """
-    pooling = MultiScaleRoIAlign(list(_LEVELS), output_size=output, sampling_ratio=2)
+    pooling = _RoIAlign(list(_LEVELS), output_size=output, sampling_ratio=2)
     pooling.scales = [1 / stride for stride in _strides(patch, len(_LEVELS))]
     pooling.map_levels = LevelMapper(_FINEST, _COARSEST, canonical_scale=7 * anchor, canonical_level=_CANONICAL)
     return pooling
