@@ -76,3 +76,9 @@ def test_other_values_than_zero_and_one_are_refused(value: float) -> None:
 def test_other_shapes_are_refused_with_the_right_ones(shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=r"\[2, 6\] over tokens, \[2, 2, 3\] over the grid or \[2, 8, 6\]"):
         plan_of(torch.zeros(shape))
+
+
+def test_an_empty_batch_is_refused() -> None:
+    for mask in (HIDDEN[0], HIDDEN[:0]):
+        with pytest.raises(UsageError, match="holds no image"):
+            plan_of(mask, batch=0)

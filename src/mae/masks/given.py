@@ -19,9 +19,11 @@ def plan_from_mask(mask: Shaped[Tensor, "..."], *, batch: int, layout: Layout) -
         layout: of the images.
 
     Raises:
-        UsageError: another shape, other values, a mask that leaves nothing visible or nothing hidden, or
+        UsageError: no image, another shape, other values, a mask that leaves nothing visible or nothing hidden, or
             images that hide different numbers of patches (they cannot share a batch).
     """
+    if not batch:
+        raise UsageError("the batch holds no image")
     hidden, num_tokens = _hidden_tokens(mask, batch=batch, layout=layout), layout.num_tokens
     counts = hidden.sum(dim=1)
     num_hidden = int(counts[0])
