@@ -20,6 +20,7 @@ from mae.pretraining.watch import status as watch
 from mae.pretraining.watch.status import read_state
 from mae.recipes import reference
 from mae.report.html.watch import describe
+from mae.training.lock import HOLDER
 from mae.training.run_folder import RunFolder
 
 WRITTEN = 1_000_000.0
@@ -129,6 +130,21 @@ def test_a_run_that_has_been_silent_for_long_is_stopped(run):
     write(run, [])
     assert read_state(run.root, now=WRITTEN + 599).status == "live"
     assert read_state(run.root, now=WRITTEN + 601).status == "stopped"
+
+
+def test_a_run_that_was_killed_on_this_machine_is_stopped_at_once(run):
+    code = (
+        "import sys, time; from pathlib import Path; from mae.training.lock import only_writer\n"
+        "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, run.root], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert read_state(run.root, now=WRITTEN + 1).status == "live"
+        holder.kill()
+    assert read_state(run.root, now=WRITTEN + 1).status == "stopped"
+    who = run.root / HOLDER
+    who.write_text(json.dumps({**json.loads(who.read_text()), "host": "another"}))
+    assert read_state(run.root, now=WRITTEN + 1).status == "live", "its locks may not be seen from here"
 
 
 def test_a_new_checkpoint_or_picture_is_a_sign_of_life(run):

@@ -52,6 +52,22 @@ def only_writer(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def was_killed(folder: Path) -> bool:
+    """Whether a process of this machine that wrote there is gone without having said so; nothing is written.
+
+    False where that cannot be known: it wrote from another machine, or the folder or the system tells of no locks.
+    """
+    with suppress(UsageError, OSError, ImportError):
+        if read_json(folder / HOLDER).get("host") != socket.gethostname():
+            return False
+        from fcntl import LOCK_NB, LOCK_SH, flock  # Unix alone has it
+
+        with (folder / LOCK).open("rb") as lock:
+            flock(lock, LOCK_SH | LOCK_NB)  # an error while another process holds it; closing the file frees it
+        return True
+    return False
+
+
 def _this_process() -> dict[str, Any]:
     return {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
 

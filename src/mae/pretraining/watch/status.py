@@ -23,6 +23,7 @@ from mae.pretraining.watch.verdict import verdict
 from mae.recipes.reference import reference_for
 from mae.report.figures.curves import Line, read_line
 from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
+from mae.training.lock import was_killed
 from mae.training.log import LogRow, loss_rows, read_rows
 from mae.training.run_folder import RunFolder
 from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary, read_training
@@ -228,7 +229,7 @@ def _progress(
     """What is told alike of a run and of a training with labels: how far it is, and whether it goes on."""
     trained = loss_rows(rows)
     step, silent = max((int(row["step"]) for row in rows), default=0), max(0.0, now - written_at)
-    stopped = broken_off or silent > _patience(trained)
+    stopped = broken_off or was_killed(folder) or silent > _patience(trained)
     status: Literal["live", "stopped", "finished"] = "finished" if finished else "stopped" if stopped else "live"
     return RunState(
         folder=folder,

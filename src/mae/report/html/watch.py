@@ -82,7 +82,7 @@ class RunState:
 
     Attributes:
         folder: the run's folder.
-        status: `live`; `stopped` if it wrote nothing for long without finishing; or `finished`.
+        status: `live`; `stopped` if it was killed or wrote nothing for long without finishing; or `finished`.
         read_at: when its files were read, in seconds since 1970.
         written_at: when something was last written, likewise.
         step: steps done.
