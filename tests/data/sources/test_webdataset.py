@@ -312,6 +312,10 @@ def test_patterns_are_those_of_the_shell():
         "{1..1}",
         "a{}b",
         "{x}",
+        "{a,{b,c}}",
+        "x{a{d,e},{1..3}}y-{f,g}",
+        "{{a,b},c}",
+        "{x{a,b}}",
     ):
         assert list(map(str, expand_braces(pattern))) == list(braceexpand(pattern)), pattern
     for pattern in ("{0..999999999999}", "{0..99999}" * 3, "{a,b}" * 30):

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -37,8 +38,7 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.
 _LABEL = ".cls"
 _MAX_LABEL = 20  # bytes of text
 _MAX_TARS = 100_000
-_BRACES = re.compile(r"\{(\d{1,18}\.\.\d{1,18}|[^{}]*,[^{}]*)\}")
-_SEQUENCE = re.compile(r"(\d+)\.\.(\d+)")
+_SEQUENCE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 _INDEX_VERSION = 2  # of the cached indexes: others are not read
 _STABLE_SECONDS = 2.0  # a file changed just now may change again within the same timestamp
 
@@ -178,18 +178,42 @@ def expand_braces(pattern: str) -> list[Path]:
     Raises:
         UsageError: more than 100,000 paths.
     """
-    paths = [pattern]
-    while _BRACES.search(paths[0]):
-        choices = _choices(_BRACES.search(paths[0])[1])  # type: ignore[index]
+    return list(map(Path, _expanded(pattern)))
+
+
+def _expanded(pattern: str) -> list[str]:
+    paths, rest = [""], pattern
+    while rest:
+        before, choices, rest = _first_braces(rest)
         if len(paths) * len(choices) > _MAX_TARS:
             raise UsageError(f"{pattern} stands for more than {_MAX_TARS:,} files; expected at most that many")
-        paths = [_BRACES.sub(lambda _: choice, path, count=1) for path in paths for choice in choices]  # noqa: B023
-    return [Path(path) for path in paths]
+        paths = [path + before + choice for path in paths for choice in choices]
+    return paths
 
 
-def _choices(inside: str) -> Sequence[str]:
-    if not (ends := _SEQUENCE.fullmatch(inside)):
-        return inside.split(",")
+def _first_braces(pattern: str) -> tuple[str, list[str], str]:
+    """What stands before the first braces that offer a choice, the choices, and what follows."""
+    for found in re.finditer(r"\{", pattern):
+        start, depth = found.start(), 0
+        cuts = [start]  # the first brace, and the commas that lie in no braces within
+        for at in range(start, len(pattern)):
+            depth += (pattern[at] == "{") - (pattern[at] == "}")
+            if pattern[at] == "," and depth == 1:
+                cuts.append(at)
+            if depth == 0:
+                parts = [pattern[one + 1 : other] for one, other in pairwise([*cuts, at])]
+                if choices := _choices(parts):
+                    return pattern[:start], choices, pattern[at + 1 :]
+                break
+    return pattern, [""], ""
+
+
+def _choices(parts: list[str]) -> list[str]:
+    """What braces around such parts stand for; nothing where they are plain text."""
+    if len(parts) > 1:
+        return [choice for part in parts for choice in _expanded(part)]
+    if not (ends := _SEQUENCE.fullmatch(parts[0])):
+        return []
     first, last = int(ends[1]), int(ends[2])
     padded = any(len(end) > 1 and end.startswith("0") for end in ends.groups())
     width = max(map(len, ends.groups())) if padded else 0
