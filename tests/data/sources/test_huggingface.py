@@ -146,6 +146,13 @@ def test_rows_without_a_class_are_told(tmp_path):
     assert len(open_source(f"{spec}:test", data_root=tmp_path)) == 6  # which needs no classes
 
 
+def test_a_split_without_the_column_of_classes_is_told(tmp_path):
+    spec = saved(tmp_path / "saved", DatasetDict(train=labelled(6), test=labelled(6).remove_columns("label")))
+    with pytest.raises(UsageError, match=r"the column 'label' is not in every split; .* such as .*saved:train$"):
+        open_labelled(spec, data_root=tmp_path)
+    assert len(open_source(f"{spec}:test", data_root=tmp_path)) == 6
+
+
 def test_a_class_without_a_name_is_refused(tmp_path):
     rows = {"image": [{"bytes": png(), "path": None}] * 3, "label": [0, 1, 2]}
     schema = labelled(1).features.arrow_schema

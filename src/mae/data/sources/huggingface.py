@@ -252,8 +252,13 @@ def _downloaded(spec: str, parsed: _Spec) -> RowSource:
     chosen, left_out = _chosen_splits(list(parts), parsed, spec=spec)
     tables = [parts[split] for split in chosen]
     features = tables[0].features
-    column = _column_of(features, parsed, package, spec=spec)
-    rows = _table_rows(tables, column, _only_classes(features, package), package, spec=spec)
+    column, label = _column_of(features, parsed, package, spec=spec), _only_classes(features, package)
+    for name in filter(None, (column, label)):
+        if not all(name in table.features for table in tables):
+            raise UsageError(
+                f"{spec}: the column {name!r} is not in every split; name one, such as {spec}:{next(iter(chosen))}"
+            )
+    rows = _table_rows(tables, column, label, package, spec=spec)
     splits = tuple((name, len(table)) for name, table in zip(chosen.values(), tables, strict=True))
     return RowSource(
         name=spec,
