@@ -34,7 +34,7 @@ def test_channels_asked_for_are_kept():
     assert load_images(pictures(channels=1), in_chans=3).get(0).shape == (3, 8, 9)
     with pytest.raises(
         MAEError,
-        match="6 of 6 images cannot be used.*has 3 channels; expected 13.*Where most are like this",
+        match=": 6 of 6 images cannot be used.*has 3 channels; expected 13.*Where most are like this",
     ):
         load_images(pictures(), in_chans=13)
 
@@ -117,6 +117,12 @@ def test_images_over_the_memory_limit_are_given_up_after_16_for_each_thread_and_
     monkeypatch.setattr(source, "read", lambda index: loaded.append(index) or source.arrays[index])
     assert not load_images(source, in_chans=None, memory_limit=50_000).in_memory
     assert len(loaded) == 16 * (num_threads() + 1)
+
+
+def test_how_many_are_unreadable_is_not_told_of_images_that_were_not_tried(tree):
+    root = tree({f"{number:03}.png": b"text" for number in range(600)} | {"000.png": png()})
+    with pytest.raises(MAEError, match="at least [0-9]+ of 600 images cannot be used"):
+        load_images(open_source(str(root), data_root=root), in_chans=None)
 
 
 @pytest.mark.parametrize("limit", [None, 0])

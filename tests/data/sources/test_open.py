@@ -374,6 +374,12 @@ def test_images_to_judge_by_of_known_sets(monkeypatch, tmp_path):
         assert open_held_out(name, data_root=tmp_path).version() == expected.version()
 
 
+def test_images_outside_class_folders_are_counted(tree):
+    root = tree({"mixed/cat/1.png": png(), "mixed/dog/1.png": png(), "mixed/loose.png": png()})
+    with pytest.raises(UsageError, match="mixed has 1 of 3 images outside class folders: .*loose.png is in none"):
+        open_labelled(str(root / "mixed"), data_root=root)
+
+
 def test_labelled_errors(tree):
     root = tree({"flat/1.png": png(), "one/cat/1.png": png(), "odd/train/cat/1.png": png(),
                  "odd/train/dog/1.png": png(), "odd/test/cow/1.png": png()})  # fmt: skip

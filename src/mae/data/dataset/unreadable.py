@@ -28,8 +28,11 @@ class UnreadableFiles:
             return
         shown = "; ".join(list(self.messages)[:_SHOWN])
         more = f"; and {len(self.messages) - _SHOWN} more" if len(self.messages) > _SHOWN else ""
+        found = f"{len(self.messages):,}"
+        if len(self.messages) < self._total:  # the others may not have been tried
+            found = f"at least {found}"
         raise MAEError(
-            f"{self._name}: {len(self.messages):,} of {self._total:,} images cannot be used, more than the allowed "
+            f"{self._name}: {found} of {self._total:,} images cannot be used, more than the allowed "
             f"fraction of {self._share:g}: {shown}{more}. Remove or repair a few bad files, or list the others in a "
             ".txt file and give that; 'mae pretrain' also does without them by a larger --max-unreadable. Where most "
             "are like this, ask for what they hold or give others"

@@ -319,9 +319,9 @@ def _classified(source: Files, tops: tuple[str, ...]) -> tuple[np.ndarray, list[
     flat = [int(index) for index in used if not directories[index]]
     if flat:
         wanted = "a ClassLabel column" if isinstance(source, RowSource) else "class/image.jpg"
-        raise UsageError(
-            f"{source.name} has no class folders: {source.item_name(flat[0])} is in none; expected {wanted}"
-        )
+        some = f"{len(flat):,} of {len(used):,} images outside class folders"
+        lacks = "no class folders" if len(flat) == len(used) else some
+        raise UsageError(f"{source.name} has {lacks}: {source.item_name(flat[0])} is in none; expected {wanted}")
     return used, [directories[index][0] for index in used]
 
 
