@@ -282,6 +282,21 @@ def test_pictures_belong_to_their_names(photos, model, tmp_path, drawn):
     assert told["neighbours"].shape == (1, 2, 3, 8, 8) and not torch.equal(told["queries"][0], told["neighbours"][0, 1])
 
 
+def test_what_is_drawn_is_what_the_model_saw(photos, tmp_path, drawn):
+    seen = []
+
+    def encode(images):
+        seen.extend(images)
+        return both(images)
+
+    unscaled = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    preprocessing = mae.Preprocessing(img_size=(8, 8), crop_share=None, interpolation="bilinear", **unscaled)
+    mine = mae.Extractor(name="f", encode=encode, preprocessing=preprocessing, identity="one")
+    mae.neighbours(mine, photos, out=tmp_path / "n.png", queries=7, k=2, **QUICK)
+    for crop in drawn[0]["queries"]:
+        assert any(torch.allclose(crop, image, atol=1e-6) for image in seen)
+
+
 def test_fewer_neighbours_than_asked_for_are_told(photos, model, tmp_path, drawn, capsys):
     loud = {**QUICK, "quiet": False}
     for k in (6, 9):

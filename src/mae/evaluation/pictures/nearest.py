@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from csv import writer as csv_writer
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mae.evaluation.common.neighbours import nearest_others
 from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.evaluation.extractors.extractor import LEARNED
 from mae.modalities.images.crop import central_crop
+from mae.models.preprocess import Preprocessing
 from mae.randomness import permutation
 from mae.records import check_new, check_seed, write_whole
 from mae.report.figures.neighbours import draw_neighbours
@@ -134,10 +136,10 @@ def _draw(
     path: Path,
 ) -> None:
     images, name = task.images(), task.source.item_name
-    size = task.extractor.preprocessing.img_size
+    wanted = task.extractor.preprocessing
     draw_neighbours(
-        _pictures(images, queries, size),
-        _pictures(images, neighbours.flatten(), size).unflatten(0, neighbours.shape),
+        _pictures(images, queries, wanted),
+        _pictures(images, neighbours.flatten(), wanted).unflatten(0, neighbours.shape),
         similarities,
         query_names=[name(number) for number in queries.tolist()],
         neighbour_names=[[name(number) for number in row] for row in neighbours.tolist()],
@@ -162,7 +164,8 @@ def _rows(queries: Sequence[str], source: Source, numbers: Int64[Tensor, " n"]) 
     return torch.tensor(rows)
 
 
-def _pictures(images: ImageSet, numbers: Int64[Tensor, " n"], size: tuple[int, int]) -> Float[Tensor, "n C H W"]:
-    """Central crops, whole numbers scaled to [0, 1]."""
-    crops = torch.stack([central_crop(images.get(number), size) for number in numbers.tolist()])
+def _pictures(images: ImageSet, numbers: Int64[Tensor, " n"], wanted: Preprocessing) -> Float[Tensor, "n C H W"]:
+    """The crops that the model saw, whole numbers scaled to [0, 1]."""
+    cut = partial(central_crop, size=wanted.img_size, share=wanted.crop_share, interpolation=wanted.interpolation)
+    crops = torch.stack([cut(images.get(number)) for number in numbers.tolist()])
     return crops.float() / 255 if crops.dtype == torch.uint8 else crops
