@@ -217,7 +217,7 @@ def test_whole_numbers_and_raw_floats_do_not_mix_without_data_either(tmp_path):
     folder = written(tmp_path / "tiles", [*tiles(), *tiles(1, dtype="f4")])
     np.save(folder / "9.npy", tiles(1, dtype="f4")[0])
     with pytest.raises(
-        MAEError, match=r"2 of 5 images .*3.npy holds float32 values, the data set integers: use files of one kind"
+        MAEError, match=r"2 of 5 images .*3.npy is read as float32, the data set as integers: use files of one kind"
     ):
         opened(folder, nodata="0")
 
@@ -227,7 +227,7 @@ def test_whole_numbers_and_raw_floats_do_not_mix_without_data_either(tmp_path):
 def test_of_integers_and_floats_the_fewer_are_at_fault(tmp_path, most, other, nodata):
     folder = written(tmp_path / "tiles", tiles(5, dtype=most))
     np.save(folder / "9.npy", tiles(1, dtype=other)[0])
-    with pytest.raises(MAEError, match="1 of 6 images cannot be used.*9.npy holds .* use files of one kind"):
+    with pytest.raises(MAEError, match="1 of 6 images cannot be used.*9.npy is read as .* use files of one kind"):
         opened(folder, nodata=nodata)
 
 

@@ -616,5 +616,5 @@ def test_conform_says_which_option_to_set():
     bands = np.zeros((2, 2, 13), dtype=np.uint16)
     with pytest.raises(UnreadableImage, match="tile.tif has 13 channels; expected 3, those of the model"):
         conform(bands, channels=3, dtype=UINT16, name="tile.tif")
-    with pytest.raises(UnreadableImage, match="tile.tif holds uint16 values, the data set float32"):
+    with pytest.raises(UnreadableImage, match="tile.tif is read as uint16, the data set as float32"):
         conform(bands, channels=13, dtype=FLOAT32, name="tile.tif")

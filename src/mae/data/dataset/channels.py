@@ -82,7 +82,7 @@ class ImageFormat:
     def _marked(self, image: np.ndarray, missing: float, name: str) -> np.ndarray:
         if self.pixel_dtype is None and (image.dtype.kind == "u") != self.integers:
             kind = "integers" if self.integers else "raw float values"
-            raise UnreadableImage(f"{name} holds {image.dtype} values, the data set {kind}: use files of one kind")
+            raise UnreadableImage(f"{name} is read as {image.dtype}, the data set as {kind}: use files of one kind")
         marked = in_unit(image, self.pixel_dtype)
         if _fits(missing, image.dtype):
             marked[image == image.dtype.type(missing)] = np.nan

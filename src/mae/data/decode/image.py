@@ -204,8 +204,8 @@ def _with_dtype(image: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     if (image.dtype, dtype) == (_UINT16, _UINT8):
         return (image >> 8).astype(np.uint8)
     raise UnreadableImage(
-        f"{name} holds {image.dtype} values, the data set {dtype}; raw float values have no scale that integers "
-        f"could be converted to: use files of one kind"
+        f"{name} is read as {image.dtype}, the data set as {dtype}; raw values, floating-point numbers and signed "
+        "integers, have no scale that others could be converted to: use files of one kind"
     )
 
 
