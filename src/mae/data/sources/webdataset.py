@@ -193,26 +193,33 @@ def _expanded(pattern: str) -> list[str]:
 
 def _first_braces(pattern: str) -> tuple[str, list[str], str]:
     """What stands before the first braces that offer a choice, the choices, and what follows."""
-    for found in re.finditer(r"\{", pattern):
-        start, depth = found.start(), 0
-        cuts = [start]  # the first brace, and the commas that lie in no braces within
-        for at in range(start, len(pattern)):
-            depth += (pattern[at] == "{") - (pattern[at] == "}")
-            if pattern[at] == "," and depth == 1:
-                cuts.append(at)
-            if depth == 0:
-                parts = [pattern[one + 1 : other] for one, other in pairwise([*cuts, at])]
-                if choices := _choices(parts):
-                    return pattern[:start], choices, pattern[at + 1 :]
-                break
+    for start in (found.start() for found in re.finditer(r"\{", pattern)):
+        end, parts = _inside(pattern, start)
+        if choices := _choices(parts):
+            return pattern[:start], choices, pattern[end + 1 :]
     return pattern, [""], ""
+
+
+def _inside(pattern: str, start: int) -> tuple[int, list[str]]:
+    """Where the braces that begin there end, and what they hold, cut at commas that lie in no braces within.
+
+    Braces without an end hold nothing.
+    """
+    depth, cuts = 0, [start]
+    for at in range(start, len(pattern)):
+        depth += (pattern[at] == "{") - (pattern[at] == "}")
+        if pattern[at] == "," and depth == 1:
+            cuts.append(at)
+        if depth == 0:
+            return at, [pattern[one + 1 : other] for one, other in pairwise([*cuts, at])]
+    return len(pattern), []
 
 
 def _choices(parts: list[str]) -> list[str]:
     """What braces around such parts stand for; nothing where they are plain text."""
     if len(parts) > 1:
         return [choice for part in parts for choice in _expanded(part)]
-    if not (ends := _SEQUENCE.fullmatch(parts[0])):
+    if not parts or not (ends := _SEQUENCE.fullmatch(parts[0])):
         return []
     first, last = int(ends[1]), int(ends[2])
     padded = any(len(end) > 1 and end.startswith("0") for end in ends.groups())
