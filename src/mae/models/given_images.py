@@ -217,14 +217,20 @@ def scaled(crop: UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]) -> Float32[T
     return crop.float() / 255 if crop.dtype == torch.uint8 else crop.float()
 
 
+def seen_crop(
+    pixels: UInt8[Tensor, "C h w"] | Float32[Tensor, "C h w"], wanted: Preprocessing
+) -> UInt8[Tensor, "C H W"] | Float32[Tensor, "C H W"]:
+    """The central crop of an image that a model sees, values as they are."""
+    return central_crop(pixels, wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
+
+
 def crop_image(image: InputImage, wanted: Preprocessing) -> Float[Tensor, "C H W"]:
     """The central crop; whole numbers scaled to [0, 1], others as they are.
 
     Raises:
         UsageError: values that are not finite.
     """
-    crop = central_crop(whole(image), wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
-    return finite(scaled(crop), image, wanted)
+    return finite(scaled(seen_crop(whole(image), wanted)), image, wanted)
 
 
 def finite(

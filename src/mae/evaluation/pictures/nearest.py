@@ -3,7 +3,6 @@
 import io
 from collections.abc import Sequence
 from csv import writer as csv_writer
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mae.errors import UsageError
 from mae.evaluation.common.neighbours import nearest_others
 from mae.evaluation.common.task import UnlabelledTask, open_images
 from mae.evaluation.extractors.extractor import LEARNED
-from mae.modalities.images.crop import central_crop
+from mae.models.given_images import scaled, seen_crop
 from mae.models.preprocess import Preprocessing
 from mae.randomness import permutation
 from mae.records import check_new, check_seed, write_whole
@@ -166,6 +165,4 @@ def _rows(queries: Sequence[str], source: Source, numbers: Int64[Tensor, " n"]) 
 
 def _pictures(images: ImageSet, numbers: Int64[Tensor, " n"], wanted: Preprocessing) -> Float[Tensor, "n C H W"]:
     """The crops that the model saw, whole numbers scaled to [0, 1]."""
-    cut = partial(central_crop, size=wanted.img_size, share=wanted.crop_share, interpolation=wanted.interpolation)
-    crops = torch.stack([cut(images.get(number)) for number in numbers.tolist()])
-    return crops.float() / 255 if crops.dtype == torch.uint8 else crops
+    return torch.stack([scaled(seen_crop(images.get(number), wanted)) for number in numbers.tolist()])

@@ -25,9 +25,9 @@ from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import BATCH_SIZE
 from mae.evaluation.extractors.extractor import Extractor, model_extractor
 from mae.evaluation.pictures.examples import write_examples
-from mae.modalities.images.crop import central_crop
 from mae.models.classifier import Classifier
 from mae.models.file import is_classifier, load_with_report
+from mae.models.given_images import seen_crop
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
 from mae.records import check_new
@@ -269,9 +269,7 @@ def _probabilities(
                 except UnreadableImage as error:
                     unreadable[images.item_name(number)] = str(error)
                     continue
-                crops.append(
-                    central_crop(whole, wanted.img_size, wanted.crop_share, interpolation=wanted.interpolation)
-                )
+                crops.append(seen_crop(whole, wanted))
                 numbers.append(number)
             if crops:
                 logits = extractor.model(normalise(torch.stack(crops).to(device), mean, std))
