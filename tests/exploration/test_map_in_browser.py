@@ -2,10 +2,12 @@
 
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from browser import browser  # noqa: F401
 from exploration.planted import EACH, planted_images, planted_model
@@ -83,6 +85,57 @@ def test_the_map_shows_pictures(page: "Page"):
     assert page.locator("#map-legend button").all_inner_texts() == [f"cold ({EACH + 1})", f"warm ({EACH + 2})"] or (
         page.locator("#map-legend button").all_inner_texts() == [f"warm ({EACH + 2})", f"cold ({EACH + 1})"]
     )
+
+
+def test_the_legend_tells_what_is_grey_and_keeps_counts_beside_names_of_any_script(
+    browser: "Browser",  # noqa: F811
+    address: str,
+    tmp_path: Path,
+):
+    source = Path(address.removeprefix("file://")).read_text()
+    held = re.search(r'(?<=id="map-data">).*?(?=</script>)', source, flags=re.DOTALL)[0]  # type: ignore[index]
+    data = json.loads(held)
+    labels = np.frombuffer(b64decode(data["labels"]), "<i2").copy()
+    labels[:3] = -1
+    data["labels"], data["classes"] = b64encode(labels.tobytes()).decode(), ["\u0628\u0627\u0631\u062f"] * 2
+    changed = tmp_path / "changed.html"
+    changed.write_text(source.replace(held, json.dumps(data)))
+    opened = browser.new_page()
+    opened.goto(changed.as_uri())
+    opened.wait_for_selector("#map[data-ready=true]", timeout=WAIT)
+    assert opened.inner_text("#map-legend > span") == "3 without a class in grey"
+    name, count = opened.evaluate(
+        """() => {
+          const range = document.createRange();
+          const key = document.querySelector("#map-legend button");
+          const text = document.createTreeWalker(key, NodeFilter.SHOW_TEXT);
+          return [0, key.textContent.indexOf("(")].map((at) => {
+            let node = (text.currentNode = key) && text.nextNode();
+            for (; at >= node.length; node = text.nextNode()) at -= node.length;
+            range.setStart(node, at);
+            range.setEnd(node, at + 1);
+            return range.getBoundingClientRect().left;
+          });
+        }"""
+    )
+    assert name < count
+    opened.close()
+
+
+def test_what_the_keyboard_is_at_in_the_list_is_marked_on_all_sides(page: "Page"):
+    page.fill("#map-search", "warm/")
+    page.locator("#map-list button").nth(1).click()
+    page.keyboard.press("Tab")
+    inside = page.evaluate(
+        """() => {
+          const [side, entry] = [document.querySelector(".map-side"), document.activeElement];
+          const { outlineOffset, outlineWidth } = getComputedStyle(entry);
+          const reach = parseFloat(outlineOffset) + parseFloat(outlineWidth);
+          const [box, around] = [entry.getBoundingClientRect(), side.getBoundingClientRect()];
+          return box.left - reach >= around.left && box.right + reach <= around.right;
+        }"""
+    )
+    assert inside
 
 
 def test_search_by_name_and_then_by_image(page: "Page"):

@@ -24,6 +24,8 @@ def test_pictures_in_colours_of_their_classes_stand_at_their_places(tmp_path: Pa
     shown = np.asarray(Image.open(tmp_path / "map.png").convert("RGB"))
     black = (shown == 0).all(axis=2)
     red, blue = ((shown == colour).all(axis=2) for colour in ((255, 0, 0), (0, 0, 255)))
+    grey = (abs(shown - np.array([140, 148, 161])) < 2).all(axis=2)
+    assert grey[-len(grey) // 4 :].any()  # in the legend: one of the pictures has no class
     assert red.sum() > 2 * 2 * 20 and blue.sum() > 2 * 2 * 20
     rows, columns = np.nonzero(red[: red.shape[0] // 2])
     assert columns.max() < 100  # at the upper left, with its picture inside

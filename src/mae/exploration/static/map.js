@@ -266,11 +266,12 @@ function listEntry(image, note) {
 function makeLegend() {
   const sizes = [...byClass].filter(([label]) => label >= 0).sort((one, other) => other[1].length - one[1].length);
   const keys = sizes.filter(([label]) => label in data.colours).map(([label, images]) => {
-    const [key, spot] = [document.createElement("button"), document.createElement("i")];
+    const [key, spot, name] = ["button", "i", "bdi"].map((tag) => document.createElement(tag));
     key.type = "button";
     key.setAttribute("aria-pressed", "false");
     spot.style.background = colourOf(label);
-    key.append(spot, `${data.classes[label]} (${images.length.toLocaleString("en")})`);
+    name.textContent = data.classes[label];
+    key.append(spot, name, ` (${images.length.toLocaleString("en")})`);
     key.addEventListener("click", () => {
       state.only = state.only === label ? -1 : label;
       for (const other of keys) other.setAttribute("aria-pressed", String(other === key && state.only >= 0));
@@ -279,8 +280,10 @@ function makeLegend() {
     });
     return key;
   });
-  const rest = document.createElement("span");
-  if (sizes.length > keys.length) rest.textContent = `${sizes.length - keys.length} smaller classes in grey`;
+  const [rest, grey] = [document.createElement("span"), []];
+  if (sizes.length > keys.length) grey.push(`${sizes.length - keys.length} smaller classes`);
+  if (keys.length > 0 && byClass.has(-1)) grey.push(`${byClass.get(-1).length.toLocaleString("en")} without a class`);
+  if (grey.length > 0) rest.textContent = `${grey.join(" and ")} in grey`;
   element("map-legend").append(...keys, rest);
 }
 

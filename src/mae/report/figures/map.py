@@ -34,7 +34,7 @@ def draw_map(
         pictures: of two that would cover each other one is shown.
         labels: the class of each; negative: none.
         class_names: by number.
-        colours: of classes by number; all else is grey.
+        colours: of classes by number; all else is grey, which the legend tells too.
         title: printed above.
         caption: printed below.
         path: the PNG.
@@ -56,13 +56,16 @@ def draw_map(
         page[top : top + 2 * half, left : left + 2 * half] = painted[row]
         inside = slice(top + _FRAME, top + _FRAME + side), slice(left + _FRAME, left + _FRAME + side)
         page[inside] = pictures[row].float() / 255
+    legend = {class_names[label]: colour for label, colour in colours.items()}
+    if colours and not set(labels.tolist()) <= set(colours):
+        legend["other or no class"] = grey
     write_sheet(
         [Column(name=f"{len(places):,} images", caption="", pictures=page.unsqueeze(0))],
         title=title,
         caption=[caption],
         path=path,
         sides=(_SIDE, _SIDE),
-        legend={class_names[label]: colour for label, colour in colours.items()},
+        legend=legend,
     )
 
 
