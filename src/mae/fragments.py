@@ -103,7 +103,8 @@ def curve(x: Sequence[float], y: Sequence[float], *, levels: Mapping[str, float]
         lowest = min(height, lowest)
         drawn += (
             f'<path d="M0 {height:.1f}h{_WIDTH}" stroke="{_LEVEL}" stroke-dasharray="5 4"/><text x="{_WIDTH + 6}" '
-            f'y="{lowest:.1f}" dy="4" font-size="11" fill="{_LEVEL}">{text(name.replace("_", " "))} {level:.3g}</text>'
+            f'y="{lowest:.1f}" dy="4" font-size="11" fill="currentColor">'
+            f"{text(name.replace('_', ' '))} {level:.3g}</text>"
         )
         lowest -= _LETTERS  # labels stay apart
     return (

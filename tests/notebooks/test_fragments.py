@@ -41,6 +41,7 @@ def test_a_curve_ends_at_its_last_value_between_zero_and_the_highest_level():
     line = svg.find("polyline")
     assert line is not None and line.get("points") == "0.0,7.2 480.0,91.8"
     assert [each.text for each in svg.findall("text")] == ["a b 2"]
+    assert [each.get("fill") for each in svg.findall("text")] == ["currentColor"]  # readable on any page
     assert fragments.curve([1], [nan], levels={}, label="") == ""
     assert "NaN" not in fragments.curve([0], [0.0], levels={}, label="")
 

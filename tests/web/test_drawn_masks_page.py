@@ -331,6 +331,22 @@ def test_both_languages_say_everything_and_fit(opened: Callable[..., "Page"], la
     assert unnamed == 0
 
 
+def test_a_label_keeps_apart_from_its_value_at_any_width(opened: Callable[..., "Page"]):
+    page = opened()
+    for width in range(360, 400, 4):
+        page.set_viewport_size({"width": width, "height": 800})
+        gap = page.evaluate(
+            """() => {
+                const range = document.createRange();
+                range.selectNodeContents(document.querySelector("[data-text=ratio]"));
+                const value = document.getElementById("ratio-shown").getBoundingClientRect();
+                const beside = [...range.getClientRects()].filter((line) => line.bottom > value.top + 4);
+                return value.left - Math.max(0, ...beside.map((line) => line.right));
+            }"""
+        )
+        assert gap > 4, width
+
+
 def test_opened_as_a_file_the_page_says_what_it_needs(browser: "Browser", site: Path, opened: Callable[..., "Page"]):  # noqa: F811
     page = browser.new_page()
     page.goto((site / "index.html").as_uri())

@@ -62,7 +62,9 @@ def _help_of(name: str, kind: type[Any]) -> int:
             out: the study's folder; a study that began there resumes.
         """
 
-    about = f"{name}: {STUDIES[name].summary}. Every option of 'mae pretrain' may be given too and holds for all runs."
+    summary = STUDIES[name].summary
+    asked = summary if summary.endswith("?") else f"{summary}."
+    about = f"{name}: {asked} Every option of 'mae pretrain' may be given too and holds for all runs."
     tyro.cli(study, args=["--help"], prog=f"mae study {name}", description=about)
     return 0
 

@@ -14,6 +14,7 @@ from pieces import asked
 
 import mae
 from mae import records
+from mae.cli import main
 from mae.cli.evaluate import Request
 from mae.cli.pretrain import parse
 from mae.config import RunConfig
@@ -64,6 +65,13 @@ def test_every_listed_study_is_found():
         assert plan.name == name and plan.evaluations and plan.metrics
     with pytest.raises(UsageError, match="unknown study 'mask_ration'; did you mean mask_ratio"):
         find_study("mask_ration")
+
+
+@pytest.mark.parametrize("name, said", [("mask_ratio", "masked? Every option"), ("ablate", "alone. Every option")])
+def test_help_begins_with_the_question(name: str, said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["study", name, "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["features", "--help"]])

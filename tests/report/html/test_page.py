@@ -71,8 +71,18 @@ def test_everything_is_there_in_order(tmp_path):
     ]  # fmt: skip
     assert [attrs.get("class") for tag, attrs in outline.tags if tag in ("th", "td")] == [None, "number"] * 3
     [image] = [attrs for tag, attrs in outline.tags if tag == "img"]
-    assert b64decode(image["src"].removeprefix("data:image/png;base64,")) == PNG and image["alt"] == "a"
+    assert b64decode(image["src"].removeprefix("data:image/png;base64,")) == PNG and image["alt"] == "Protocols"
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["p.html"]
+
+
+def test_who_does_not_see_pictures_is_told_what_they_show(tmp_path):
+    pictures = [tmp_path / f"step-0000000{number}.png" for number in (1, 2)]
+    for picture in pictures:
+        picture.write_bytes(PNG)
+    sections = [Section(title="Latest <b>", pictures=pictures[:1]), Section(title="All", pictures=pictures)]
+    _, outline = written(tmp_path / "p.html", sections=sections)
+    said = [attrs["alt"] for tag, attrs in outline.tags if tag == "img"]
+    assert said == ["Latest <b>", "All: step-00000001", "All: step-00000002"]
 
 
 def test_the_page_needs_nothing_else(tmp_path):
@@ -97,13 +107,13 @@ def test_no_text_acts(tmp_path):
     picture = tmp_path / '"><script>.png'.replace("/", "")
     picture.write_bytes(PNG)
     section = Section(
-        title=HOSTILE, text=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], commands=[HOSTILE], pictures=[picture]
+        title=HOSTILE, text=HOSTILE, header=[HOSTILE], rows=[[HOSTILE]], commands=[HOSTILE], pictures=[picture] * 2
     )
     source, outline = written(tmp_path / "p.html", title=HOSTILE, facts=[(HOSTILE, HOSTILE)], sections=[section])
     assert "<script" not in source and "script" not in {tag for tag, _ in outline.tags}
     shown = HOSTILE.replace("\u202e", "\ufffd").replace("\udcff", "\ufffd").replace("\x00", "\ufffd")
     assert [text for tag, text in outline.texts if tag != "style"] == [shown] * 9
-    assert [attrs["alt"] for tag, attrs in outline.tags if tag == "img"] == ['"><script>']
+    assert [attrs["alt"] for tag, attrs in outline.tags if tag == "img"] == [f'{shown}: "><script>'] * 2
 
 
 def test_a_section_without_a_header_has_no_table_and_no_facts_no_list(tmp_path):

@@ -45,7 +45,7 @@ class Section:
         header: of the table, one a column; empty if there is no table.
         rows: of the table, each as long as the header; columns of numbers are right-aligned.
         marks: cells of exactly this text stand out as good or bad news; the text itself must say which.
-        pictures: PNG files, shown below the table.
+        pictures: PNG files, shown below the table. Their alternative text is the title, and the file's name if several.
         commands: lines to copy, shown last and unchanged; long ones wrap.
         interactive: shown below the text, where a script runs; None: no script.
     """
