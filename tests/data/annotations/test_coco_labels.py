@@ -76,6 +76,15 @@ def test_one_file_beside_images_has_a_fifth_held_out(tmp_path: Path):
     )
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path):
+    for number in range(9):
+        image(tmp_path / "images" / f"{number}.jpg")
+    labels = coco(range(9), categories=[{"id": 7, "name": "größer"}])
+    (tmp_path / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8-sig")
+    data = open_detection(tmp_path)
+    assert data.class_names == ("größer",) and data.note.endswith("10 boxes of 1 class")
+
+
 def test_outlines_are_those_of_pycocotools(tmp_path: Path):
     image(tmp_path / "0.jpg")
     image(tmp_path / "1.jpg")

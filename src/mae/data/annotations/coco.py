@@ -1,6 +1,7 @@
 """COCO's labels: a JSON file for each part."""
 
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def _json_in(folder: Path) -> list[Path]:
 def _read(path: Path) -> _File:
     try:
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-            return TypeAdapter(_File).validate_json(path.read_bytes())
+            return TypeAdapter(_File).validate_json(path.read_bytes().removeprefix(BOM_UTF8))
     except OSError as error:
         raise MAEError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:

@@ -184,9 +184,10 @@ def _data(written: Written, name: str) -> DetectionData:
 
 def _note(written: Written, train: DetectionSplit, test: DetectionSplit, *, held: bool) -> str:
     objects = sum(len(each) for split in (train, test) for each in split.written)
+    classes = "1 class" if len(train.class_names) == 1 else f"{len(train.class_names)} classes"
     text = (
         f"{written.kind}: {count_of(len(train.written), 'training image')} and "
         f"{count_of(len(test.written), 'test image')}{f', {HELD_OUT}' if held else ''}, "
-        f"{objects:,} {'outlined objects' if train.has_masks else 'boxes'} of {len(train.class_names)} classes"
+        f"{objects:,} {'outlined objects' if train.has_masks else 'boxes'} of {classes}"
     )
     return "; ".join([text, *written.remarks])
