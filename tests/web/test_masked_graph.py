@@ -54,6 +54,13 @@ def test_any_number_of_hidden_patches_is_the_same_as_dropping_them(count: int, n
         assert "informed" not in found
 
 
+def test_codes_that_are_predicted_beside_pixels_are_left_out():
+    model = model_of(teacher="codebook", code_prediction=0.2)
+    pixels, images, hidden, plan = picture_and_mask(model, 8)
+    with torch.no_grad():
+        assert_close(MaskedGraph(model)(pixels, hidden)["patches"], model.predict(images, plan), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_hidden_gives_the_picture_back_and_all_but_nothing_visible_stays_finite():
     model = model_of()
     pixels, _, hidden, _ = picture_and_mask(model, 0)

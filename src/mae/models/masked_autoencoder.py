@@ -240,7 +240,12 @@ class MaskedAutoencoder(PretrainedEncoder):
         self, encoded: Encoded, plan: MaskPlan, layout: Layout
     ) -> tuple[Float[Tensor, "B M P"], dict[str, Float[Tensor, "B M _"]]]:
         """What the decoder predicts of the tokens in `plan.predicted`: for the target, and by kind for terms."""
-        prediction: Tensor = self.decoder(encoded, plan, layout)
+        return self.by_reader(self.decoder(encoded, plan, layout))
+
+    def by_reader(
+        self, prediction: Float[Tensor, "B M _"]
+    ) -> tuple[Float[Tensor, "B M P"], dict[str, Float[Tensor, "B M _"]]]:
+        """What leaves the decoder's last layer, split: for the target, and by kind for terms."""
         if not self._for_terms:
             return prediction, {}
         widths = list(self._for_terms.values())

@@ -95,7 +95,7 @@ class MaskedGraph(nn.Module):
         lead = self.model.encoder.num_prefix
         x = decoder.embed(tokens)
         filled = torch.where(hidden.unsqueeze(-1), decoder.mask_token, x[:, lead:])
-        return decoder.complete(x[:, :lead], filled, self.model.tokenizer.layout.grid)
+        return self.model.by_reader(decoder.complete(x[:, :lead], filled, self.model.tokenizer.layout.grid))[0]
 
 
 def check_drawable(model: MaskedAutoencoder) -> None:
