@@ -135,7 +135,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "low_pass": {"target": "low_pass", "loss": "smooth_l1"},
     "random_projection": {"target": "random_projection"},
     "codes": {"target": "codes", "teacher": "codebook", "loss": "cross_entropy"},
-    "code_prediction": {"teacher": "codebook", "code_prediction": 0.2},
+    "code_prediction": {"code_prediction": 0.2},
     "ema": {"target": "features", "teacher": "ema"},
     "hard": {"mask": "hard", "teacher": "ema", "difficulty": 1.0},
     "attention": {"mask": "attention", "teacher": "ema", "cls_token": True},

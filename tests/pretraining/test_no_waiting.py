@@ -112,7 +112,7 @@ MASKS = ("block", "inverse_block", "grid", "regular", "noise", "multi_block")
         {"laplacian": 0.1, "focal_frequency": 0.1, "target": "low_pass", "target_cutoff": 0.5},
         {"target": "features", "teacher": "ema", "mask": "attention"},
         {"target": "codes", "teacher": "codebook", "teacher_codes": 8, "loss": "cross_entropy"},
-        {"code_prediction": 0.2, "teacher": "codebook", "teacher_codes": 8},
+        {"code_prediction": 0.2, "code_prediction_codes": 8},
         {"mask": "hard", "teacher": "ema", "difficulty": 1.0},
         {"visreg": 0.1, "sigreg": 0.1, "repeated_aug": 2},
         {"infonce": 0.1, "vicreg": 0.1, "repeated_aug": 2},

@@ -88,12 +88,14 @@ def test_views_are_compared_over_all_processes(runs: Path, name: str):
 def test_a_codebook_learns_of_the_images_of_all_processes(runs: Path, name: str):
     assert codes(runs, name) == [0, 0]
     assert losses(runs / name) == pytest.approx(losses(runs / "codes-alone"), rel=1e-5)
-    one, other = (
-        load_file(runs / run / "checkpoints" / "step-00000006" / "teacher.safetensors") for run in ("codes-alone", name)
-    )
-    assert one.keys() == other.keys() and one["used"].count_nonzero() > 1
-    for key in one:
-        torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
+    for file, prefix in (("teacher.safetensors", ""), ("model.safetensors", "term_teachers.code_prediction.")):
+        one, other = (
+            {key: tensor for key, tensor in load_file(where / file).items() if key.startswith(prefix)}
+            for where in (runs / run / "checkpoints" / "step-00000006" for run in ("codes-alone", name))
+        )
+        assert one.keys() == other.keys() and one[f"{prefix}used"].count_nonzero() > 1
+        for key in one:
+            torch.testing.assert_close(other[key], one[key], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["attention", "hard"])

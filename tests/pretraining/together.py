@@ -37,9 +37,9 @@ VIEWS = {"visreg": 0.1, "sigreg": 0.1, "infonce": 0.1, "vicreg": 0.01, "repeated
 """Views of an image are compared, by terms with networks of their own."""
 CODES = {
     "target": "codes", "teacher": "codebook", "loss": "cross_entropy", "code_prediction": 0.2,
-    "teacher_codes": 8, "teacher_restart": 0.0,
+    "teacher_codes": 8, "teacher_restart": 0.0, "code_prediction_codes": 8,
 }  # fmt: skip
-"""A codebook learns of the images of all; without new beginnings, where rounding decides which codes are rare."""
+"""Codebooks learn of the images of all; without new beginnings, where rounding decides which codes are rare."""
 ATTENTION = {"mask": "attention", "teacher": "ema", "teacher_momentum": 0.5}
 FEATURES = {"target": "features", "teacher": "ema", "teacher_momentum": 0.5, "precision": "bf16"}
 """What trivial predictors reach is measured at the end once more, when the teacher is divided."""

@@ -17,18 +17,18 @@ from torch.testing import assert_close
 
 import mae
 from mae.core.contracts import Batch
-from mae.errors import UsageError
 from mae.evaluation.common.baselines import measure_baselines
+from mae.layers.codebook import Codebook, _patterns, _surroundings
 from mae.pretraining.checks.model import Subject, check_model, check_target
 from mae.randomness import sample_keys
-from mae.teachers.codebook import CodebookNetwork, CodebookTeacher, _patterns, _surroundings
+from mae.teachers.codebook import CodebookTeacher
 from mae.training.run_folder import find_weights
 
 SIZES: dict[str, Any] = {
     "img_size": 16, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3,
     "decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2,
 }  # fmt: skip
-CODES: dict[str, Any] = {"target": "codes", "teacher": "codebook", "loss": "cross_entropy"}
+CODES: dict[str, Any] = {"target": "codes", "teacher": "codebook", "teacher_window": 1, "loss": "cross_entropy"}
 
 
 def model_with(**options: Any) -> mae.MaskedAutoencoder:
@@ -54,8 +54,8 @@ def batch_for(images: torch.Tensor, epoch: int = 0) -> Batch:
     return Batch(x=batch.x, tokenizer=batch.tokenizer, keys=sample_keys(0, epoch, torch.arange(len(images))))
 
 
-def codebook(**options: Any) -> CodebookNetwork:
-    teacher = CodebookTeacher(**{"codes": 6, **options})
+def codebook(**options: Any) -> Codebook:
+    teacher = CodebookTeacher(**{"codes": 6, "window": 1, **options})
     return teacher.build(SimpleNamespace(tokenizer=batch_of(noise(1, 0), 4).tokenizer))
 
 
@@ -85,6 +85,12 @@ def test_a_code_may_describe_what_is_around_a_patch(window: int):
         assert_close(found[:, row, column], blocks)
     network = codebook(window=window).eval()
     assert torch.equal(network(batch_for(3 * images - 7))["codes"], network(batch_for(images))["codes"])
+
+
+@pytest.mark.parametrize(("patch_size", "window"), [(2, 3), (4, 3), (7, 3), (8, 1), (16, 1)])
+def test_codes_of_small_patches_describe_their_surroundings(patch_size: int, window: int):
+    model = mae.create_model("mae_vit_tiny_patch16", img_size=112, patch_size=patch_size, teacher="codebook")
+    assert model.teacher.window == window
 
 
 def test_surroundings_with_a_gap_have_no_code():
@@ -117,7 +123,7 @@ def test_codes_are_moving_means_of_their_patches():
     assert network.restarted == 0
 
 
-def distance(network: CodebookNetwork, images: torch.Tensor) -> float:
+def distance(network: Codebook, images: torch.Tensor) -> float:
     patterns = _patterns(batch_for(images).cut())
     return float((network.codes[network.nearest(patterns)] - patterns).square().mean())
 
@@ -190,7 +196,7 @@ def test_patches_of_one_code_leave_nothing_to_predict(images: torch.Tensor, leve
 
 def test_it_learns_of_what_is_trained_on_alone():
     model, images, keys = model_with(), noise(4, 0), sample_keys(0, 0, torch.arange(4))
-    assert isinstance(model.teacher, CodebookNetwork)
+    assert isinstance(model.teacher, Codebook)
     before = copy.deepcopy(model.teacher.state_dict())
     model.eval()(images)
     model.train().taught(batch_for(images))
@@ -198,15 +204,15 @@ def test_it_learns_of_what_is_trained_on_alone():
     assert_close(model.teacher.state_dict(), before, rtol=0, atol=0)
     model(images, keys=keys)
     assert model.teacher.seen.sum() == 4 * 16
-    with pytest.raises(UsageError, match="teacher codebook draws from the keys of the batch; give forward one a row"):
-        model(images)
+    model(images)  # without keys
+    assert model.teacher.seen.sum() == (model.teacher.draws < 1).sum() == 8 * 16
 
 
 def test_patches_without_data_have_no_code_and_count_nothing():
     model, images = model_with(nodata="nan"), noise(4, 0)
     images[:, :, :4, :4] = torch.nan
     output = model(images, keys=sample_keys(0, 0, torch.arange(4)))
-    assert output.loss.isfinite() and isinstance(model.teacher, CodebookNetwork)
+    assert output.loss.isfinite() and isinstance(model.teacher, Codebook)
     assert model.teacher.seen.sum() == 4 * 15
     patches = {tuple(each.tolist()) for each in _patterns(batch_for(images).cut())[:, 1:].flatten(0, 1)}
     assert {tuple(each.tolist()) for each in model.teacher.drawn[: 4 * 15]} == patches
@@ -247,13 +253,15 @@ def test_codes_of_structure_are_learned_and_those_of_noise_are_not(make: Any, le
     assert loss < 0.75 * best if learns else loss > 0.97 * best
 
 
+OWN = "term_teachers.code_prediction."
 TINY = {"model": "mae_vit_lesson_patch4", "img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 
 def pretrain(out: Path, **options: Any) -> mae.PretrainResult:
-    run = {**CODES, "teacher_codes": 32, "steps": 6, "batch_size": 8, "lr": 0.01, "checkpoint_every": 1,
-           "device": "cpu", "accumulate": 2}  # fmt: skip
-    return mae.pretrain("builtin:digits", out=out, quiet=True, **TINY, **run, **options)
+    own = {"code_prediction": 0.2, "code_prediction_codes": 32}
+    run = {**CODES, "teacher_codes": 32, "steps": 6, "batch_size": 8, "lr": 0.01,
+           "checkpoint_every": 1, "device": "cpu", "accumulate": 2}  # fmt: skip
+    return mae.pretrain("builtin:digits", out=out, quiet=True, **TINY, **own, **run, **options)
 
 
 def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +272,8 @@ def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path, mon
         one, other = (load_file(file if name is None else file.with_name(name)) for file in files)
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     assert 1 < whole.summary["evaluation"]["codes_used"]["last"] <= 32
-    assert not any("teacher" in name for name in mae.load(whole.folder).state_dict())
+    held = {name: tensor for name, tensor in mae.load(whole.folder).state_dict().items() if "teacher" in name}
+    assert all(name.startswith("term_teachers.") for name in held) and held[f"{OWN}used"].count_nonzero() > 1
 
 
 def test_a_run_resumes_exactly_after_a_step_that_was_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -283,8 +292,12 @@ def test_a_run_resumes_exactly_after_a_step_that_was_skipped(tmp_path: Path, mon
     whole = pretrain(tmp_path / "whole", **options)
     stopped = pretrain(tmp_path / "parts", **options)
     assert not stopped.finished and find_weights(stopped.folder).parent.name == "step-00000003"
-    skipped = load_file(find_weights(stopped.folder).with_name("teacher.safetensors"))
-    assert not skipped["seen"].any() and not skipped["sums"].any() and not skipped["drawn"].any()
+    model = find_weights(stopped.folder)
+    for file, prefix in ((model.with_name("teacher.safetensors"), ""), (model, OWN)):
+        skipped = load_file(file)
+        assert not any(skipped[f"{prefix}{name}"].any() for name in ("seen", "sums", "drawn"))
     resumed = mae.pretrain(out=tmp_path / "parts", resume=True, quiet=True)
     one, other = (load_file(find_weights(run.folder).with_name("teacher.safetensors")) for run in (whole, resumed))
     assert one["restarted"] > 32 and all(torch.equal(one[key], other[key]) for key in one)
+    one, other = (load_file(find_weights(run.folder)) for run in (whole, resumed))
+    assert one[f"{OWN}restarted"] > 0 and all(torch.equal(one[key], other[key]) for key in one)

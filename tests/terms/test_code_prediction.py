@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 
 import mae
 from mae.core.contracts import Batch
-from mae.errors import UsageError
 from mae.interop.exports.naming import official_tensors
-from mae.pretraining.init_weights import fresh_part, open_init_weights
+from mae.layers.codebook import Codebook
+from mae.pretraining.init_weights import fresh_part, load_initial_weights, open_init_weights
 from mae.randomness import sample_keys
 
 SIZES: dict[str, Any] = {
@@ -23,7 +23,14 @@ SIZES: dict[str, Any] = {
 
 def model_with(**options: Any) -> mae.MaskedAutoencoder:
     torch.manual_seed(0)
-    return mae.create_model("mae_vit_tiny_patch16", **{**SIZES, "teacher": "codebook", "teacher_codes": 16, **options})
+    own = {"code_prediction_codes": 16, "code_prediction_window": 1}
+    return mae.create_model("mae_vit_tiny_patch16", **{**SIZES, **own, **options})
+
+
+def codebook_of(model: mae.MaskedAutoencoder) -> Codebook:
+    codebook = model.term_teachers["code_prediction"]
+    assert isinstance(codebook, Codebook)
+    return codebook
 
 
 def value_of(model: mae.MaskedAutoencoder, images: torch.Tensor, *, everything: bool = False) -> float:
@@ -37,13 +44,12 @@ def slowly(model: mae.MaskedAutoencoder, images: torch.Tensor) -> float:
     plan = model.plan(images, keys=sample_keys(0, 0, torch.arange(len(images))))
     with torch.no_grad():
         logits = model.decoder(model.encoded(images, plan), plan, model.tokenizer.layout)[..., 48:]
-    assert model.teacher is not None
     patches, total = model.tokenizer.cut(images), 0.0
     for row, numbers in enumerate(plan.predicted.tolist()):
         for place, number in enumerate(numbers):
             patch = patches[row, number]
             pattern = (patch - patch.mean()) / patch.std(correction=0)
-            code = (model.teacher.codes - pattern).square().sum(dim=1).argmin()  # type: ignore[union-attr, operator]
+            code = (codebook_of(model).codes - pattern).square().sum(dim=1).argmin()
             total += float(cross_entropy(logits[row, place], code))
     return total / plan.predicted.numel()
 
@@ -96,26 +102,33 @@ def noise(count: int, seed: int) -> torch.Tensor:
 def test_it_learns_codes_that_can_be_told_and_nothing_of_noise(make: Callable[[int, int], torch.Tensor], learns: bool):
     model = model_with()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    assert model.teacher is not None
+    codebook = codebook_of(model)
     for step in range(150):
         images, keys = make(32, step), sample_keys(0, step, torch.arange(32))
         optimizer.zero_grad()
         model(images, plan=model.plan(images, keys=keys), keys=keys).loss.backward()
         optimizer.step()
-        model.teacher.after_step(model, 0.5)
+        codebook.after_step(model, 0.5)
     images = make(256, 10_000)
     value = value_of(model, images)
-    codes = model.teacher(Batch(x=images, tokenizer=model.tokenizer))["codes"]
+    codes = codebook(Batch(x=images, tokenizer=model.tokenizer))["codes"]
     shares = codes.long().flatten().bincount(minlength=16) / codes.numel()
     entropy = float(-torch.special.xlogy(shares, shares).sum())  # what the codes' frequencies alone reach
     assert entropy > 1
     assert value < 0.4 * entropy if learns else value > 0.97 * entropy
 
 
-@pytest.mark.parametrize("teacher", [{}, {"teacher": "ema"}])
-def test_without_codes_it_is_refused(teacher: dict[str, str]):
-    with pytest.raises(UsageError, match="code_prediction .*codes"):
-        mae.create_model("mae_vit_tiny_patch16", **SIZES, **teacher)
+@pytest.mark.parametrize("options", [{}, {"target": "features", "teacher": "ema"}])
+def test_its_codes_are_of_the_model_whatever_teacher_there_is(options: dict[str, str], tmp_path: Path):
+    model, images, keys = model_with(**options), stripes(8, 0), sample_keys(0, 0, torch.arange(8))
+    assert (model.teacher is None) == (not options)
+    model(images, keys=keys)
+    codebook_of(model).after_step(model, 0.5)
+    mae.save(model, tmp_path / "model.safetensors")
+    found = mae.load(tmp_path / "model.safetensors")
+    assert torch.equal(codebook_of(found).codes, codebook_of(model).codes)
+    assert value_of(found, images) == value_of(model, images)
+    assert value_of(model, images) != value_of(model_with(**options), images)
 
 
 def test_pixels_alone_leave_in_exports_and_for_other_runs(tmp_path: Path):
@@ -126,6 +139,21 @@ def test_pixels_alone_leave_in_exports_and_for_other_runs(tmp_path: Path):
     prediction = model.predict(images, plan)
     assert model.decoder.pred.weight.shape == (64, 16) and prediction.shape == (2, 16, 48)
     assert torch.equal(found.predict(images, plan), prediction)
-    assert official_tensors(model)["decoder_pred.weight"].shape == (48, 16)
+    tensors = official_tensors(model)
+    assert tensors["decoder_pred.weight"].shape == (48, 16) and not any("codes" in name for name in tensors)
     start = open_init_weights(str(tmp_path / "model.safetensors"))
-    assert fresh_part(start, start.config) == ("decoder.pred.",) and fresh_part(start, model.config) == ()
+    assert fresh_part(start, start.config) == fresh_part(start, model.config) == ()
+
+
+@pytest.mark.parametrize("codes", [0, 16, 8])
+def test_of_the_last_layer_a_run_takes_what_predicts_the_target(codes: int, tmp_path: Path):
+    """Codes of another codebook are others: their rows begin anew, also where there are as many."""
+    trained = model_with()
+    torch.nn.init.constant_(trained.decoder.pred.weight, 3.0)
+    mae.save(trained, tmp_path / "model.safetensors")
+    without = {**SIZES, "code_prediction": 0.0}
+    model = model_with(code_prediction_codes=codes) if codes else mae.create_model("mae_vit_tiny_patch16", **without)
+    fresh = model.decoder.pred.weight.clone()
+    load_initial_weights(model, open_init_weights(str(tmp_path / "model.safetensors")))
+    found = model.decoder.pred.weight
+    assert len(found) == 48 + codes and (found[:48] == 3).all() and torch.equal(found[48:], fresh[48:])

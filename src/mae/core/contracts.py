@@ -224,7 +224,7 @@ class Step:
         prediction: of the tokens in `plan.predicted`, in target units.
         target: true values of the same.
         std: what one unit of the target is in the samples' own unit; None: the same, or a target that is no pixels.
-        taught: the teacher's outputs.
+        taught: the teacher's outputs, and those of the term's own, see `Term.own_teacher`.
         projected: what the term's own head made, or the decoder for it, see `Term.head` and `outputs`; None: neither.
     """
 
@@ -319,13 +319,19 @@ class Term(Component):
         """
         return None
 
-    def outputs(self, gives: Mapping[str, int]) -> int:
+    def own_teacher(self, tokenizer: Tokenizer) -> nn.Module | None:
+        """A network that says what is true, as a teacher's does (see `Teacher.build`), for the term alone; None: none.
+
+        What it gives is in the term's `Step.taught`, in place of what the run's teacher gives by the same name. Unlike
+        the latter's its state is in the model's file, and in no export.
+        """
+        return None
+
+    @property
+    def outputs(self) -> int:
         """Values that the decoder predicts of each token for the term, beside the target's; 0: none.
 
         They are the term's `Step.projected`, `[B, M, outputs]`: it has them or a `head`, not both.
-
-        Args:
-            gives: widths of the teacher's outputs by name, see `Teacher.gives`.
         """
         return 0
 

@@ -89,7 +89,7 @@ class MethodConfig:
     @property
     def outputs(self) -> dict[str, int]:
         """Values that the decoder predicts of each token for the `target`, and behind them those for terms by kind."""
-        of_terms = {term.kind: term.outputs(self.gives) for term in self.terms}
+        of_terms = {term.kind: term.outputs for term in self.terms}
         return {"target": self.target.width(self.layout, self.gives)} | {k: n for k, n in of_terms.items() if n}
 
     @property

@@ -33,7 +33,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         masking: chooses what is masked.
         target: what must be predicted.
         loss: distance of prediction and target.
-        terms: what is added to the loss; the networks of those that have one are in `self.term_heads`, by kind.
+        terms: what is added to the loss; the networks of those that have one are in `self.term_heads`, by kind, and
+            teachers of their own in `self.term_teachers`.
         reads_levels: whether the decoder reads all the encoder's levels, see `Decoder.reads`.
         teacher: what target and terms may read the outputs of; its network is `self.teacher`.
         config: what it was built from, written into the model's file; None for parts put together by hand, whose
@@ -65,6 +66,8 @@ class MaskedAutoencoder(PretrainedEncoder):
         self.terms = tuple(terms)
         heads = {term.kind: term.head(encoder) for term in self.terms}
         self.term_heads = nn.ModuleDict({kind: head for kind, head in heads.items() if head is not None})
+        own = {term.kind: term.own_teacher(tokenizer) for term in self.terms}
+        self.term_teachers = nn.ModuleDict({kind: network for kind, network in own.items() if network is not None})
         outputs = {} if config is None else config.outputs
         self._for_terms = {kind: width for kind, width in outputs.items() if kind != "target"}
         self.reads_levels = reads_levels
@@ -140,6 +143,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         _check_plan(plan, len(images), layout)
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch, learning=self.training)
+        own = {kind: network(batch) for kind, network in self.term_teachers.items()}
         encoded = self.encoded(images, plan)
         prediction, projected = self.decoded(encoded, plan, layout)
         projected |= {
@@ -147,7 +151,10 @@ class MaskedAutoencoder(PretrainedEncoder):
         }
         with without_autocast(images.device):
             reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
-            values = {t.kind: t(replace(step, projected=projected.get(t.kind))) for t in terms}
+            values = {
+                t.kind: t(replace(step, projected=projected.get(t.kind), taught={**taught, **own.get(t.kind, {})}))
+                for t in terms
+            }
         weighted = [reconstruction, *(term.weight * values[term.kind] for term in terms)]
         return MAEOutput(
             loss=torch.stack(weighted).sum(),
@@ -161,7 +168,9 @@ class MaskedAutoencoder(PretrainedEncoder):
         """Go on with these of its terms alone; the networks of the others go too."""
         self.terms = tuple(terms)
         kept = {term.kind for term in self.terms}
-        self.term_heads = nn.ModuleDict({kind: head for kind, head in self.term_heads.items() if kind in kept})
+        for networks in (self.term_heads, self.term_teachers):
+            for kind in networks.keys() - kept:
+                del networks[kind]
 
     def _terms_of(self, views: int) -> tuple[Term, ...]:
         """The terms that have something to compare where there are so many views of each image."""

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from mae.config import RunConfig
 from mae.core.compatibility import least_visible
 from mae.core.method import MethodConfig, names_of
@@ -116,9 +118,13 @@ def load_initial_weights(model: MaskedAutoencoder, start: InitWeights) -> None:
     """Put the weights into a fresh model; what `fresh_part` names stays fresh."""
     assert model.config is not None
     own, source = model.state_dict(), resampled(start.model, model.config.layout.grid)
-    # How it was trained is no property of the weights: heads of terms begin anew.
-    fresh = (*fresh_part(start, model.config), "term_heads.")
+    # How it was trained is no property of the weights: what terms have of their own begins anew.
+    fresh = (*fresh_part(start, model.config), "term_heads.", "term_teachers.")
     taken = {name: tensor for name, tensor in source.items() if name in own and not name.startswith(fresh)}
+    for name in taken:
+        if name.startswith("decoder.pred."):  # behind the target's rows are those for terms
+            width = model.config.outputs["target"]
+            taken[name] = torch.cat([taken[name][:width], own[name][width:]])
     model.load_state_dict({**own, **taken})
 
 
@@ -146,8 +152,9 @@ def _check_adapter(adapter: object, start: InitWeights) -> None:
 def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     """How the names of those tensors begin that the weights are not taken for.
 
-    Another target needs another last layer, and so do outputs of another width or for other terms; another decoder
-    shares nothing with the old one; a model trained with labels may have lost its encoder's last norm or class token.
+    Another target needs another last layer, and so do outputs of another width; another decoder shares nothing with
+    the old one; a model trained with labels may have lost its encoder's last norm or class token. What the last layer
+    says to other terms begins anew too, which is not told here.
     """
     if not isinstance(start.model, MaskedAutoencoder):
         there = start.model.state_dict()
@@ -157,7 +164,7 @@ def fresh_part(start: InitWeights, config: MethodConfig) -> tuple[str, ...]:
     if start.config.decoder != config.decoder:
         return ("decoder.",)
     assert start.model.config is not None
-    before, now = ((each.target, *each.outputs.items()) for each in (start.model.config, config))
+    before, now = ((each.target, each.outputs["target"]) for each in (start.model.config, config))
     return ("decoder.pred.",) if before != now else ()
 
 

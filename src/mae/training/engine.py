@@ -69,8 +69,9 @@ class Trainer:
             optimizer trains and that is none of its submodules: checkpoints hold it, and its `after_step(module,
             progress)` is called in every process after each optimizer step that changed the weights, with the run's
             progress in (0, 1]; not for steps that a resumed run has behind it, and not after a step that was skipped
-            because it was not finite: then `forget_step()` is, where it has one. With a teacher the host waits for a
-            GPU in every step, to know whether the step was skipped.
+            because it was not finite: then `forget_step()` is, where it has one. So are those of its `term_teachers`,
+            a dictionary of submodules. With either the host waits for a GPU in every step, to know whether the step was
+            skipped.
         optimizer: over the module's parameters; before each step the rate of each group is set to the schedule's,
             times the group's `lr_scale` if it has one.
         batches: what the module's forward is given, waiting for which counts as waiting for data.
@@ -115,7 +116,9 @@ class Trainer:
         self.world = world
         self.capture = capture
         self.mirror = mirror
-        self.teacher: Any = teacher_of(module)
+        self.teacher = teacher_of(module)
+        own = getattr(module, "term_teachers", {})
+        self._learners: list[Any] = [*([] if self.teacher is None else [self.teacher]), *own.values()]
         self.step = 0
         self.seconds = 0.0
         self.stopped_by = 0
@@ -285,17 +288,19 @@ class Trainer:
         norm = self._clip()
         means = {name: torch.stack([output[name] for output in outputs]).mean() for name in outputs[0]}
         finite = self._all_finite(means["loss"], norm)
-        scale = self._scaler.get_scale() if self.teacher is not None else 1.0  # asking waits for the device
+        scale = self._scaler.get_scale() if self._learners else 1.0  # asking waits for the device
         self._update(finite)
         self.optimizer.zero_grad(set_to_none=True)
         self._meter.step({**means, "grad_norm": norm}, finite)
         self.step += 1
-        if self.teacher is None:
+        if not self._learners:
             return
-        if self._was_taken(finite, scale):
-            self.teacher.after_step(self.module, self.step / self.settings.total_steps)
-        elif hasattr(self.teacher, "forget_step"):
-            self.teacher.forget_step()
+        taken = self._was_taken(finite, scale)
+        for learner in self._learners:
+            if taken:
+                learner.after_step(self.module, self.step / self.settings.total_steps)
+            elif hasattr(learner, "forget_step"):
+                learner.forget_step()
 
     def _all_finite(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Whether every process found the step finite; their status travels with it."""

@@ -39,7 +39,7 @@ def official_tensors(model: PretrainedEncoder) -> dict[str, Tensor]:
     tensors = {}
     for name, tensor in model.state_dict().items():
         part, _, rest = name.partition(".")
-        if part == "term_heads":  # of use in pre-training alone
+        if part in ("term_heads", "term_teachers"):  # of use in pre-training alone
             continue
         if part not in ("encoder", "decoder"):  # a classifier's norm and head
             tensors[name] = tensor

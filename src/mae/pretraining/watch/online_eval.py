@@ -67,8 +67,9 @@ def make_monitor(prepared: RunContext, model: MaskedAutoencoder, console: Consol
         MAEError: its images cannot be read.
     """
     watched: list[_Unlabelled | _HeldOut | _Labelled | _Teacher] = [_Unlabelled(prepared, model)]
-    if hasattr(model.teacher, "numbers"):
-        watched.append(_Teacher(model.teacher))
+    for teacher in (model.teacher, *model.term_teachers.values()):
+        if hasattr(teacher, "numbers"):
+            watched.append(_Teacher(teacher))
     if len(prepared.held_out):
         watched.append(_HeldOut(prepared, model))
     about: dict[str, str] = {}

@@ -364,6 +364,6 @@ class FewCodes:
         if told or not self._told:
             return None
         return (
-            f"the codebook is used as if it had {used:.2f} codes: nearly all patches have the same one, and nothing is "
-            "left to predict; raise --teacher-restart, or look whether the images are empty"
+            f"the codebook is used as if it had {used:.2f} codes: nearly all patches have the same one or none, and "
+            "nothing is left to predict; look whether the images are empty, or whether most patches lack a value"
         )
