@@ -159,7 +159,7 @@ def test_the_page_holds_curves_panels_and_warnings_and_needs_nothing_else(tmp_pa
     )
     source, outline = page_of(shown, tmp_path / "p.html", refresh=10)
     images = [attrs for tag, attrs in outline.tags if tag == "img"]
-    assert [image["alt"] for image in images] == ["loss", "accuracy", "step-00000200"]
+    assert [image["alt"] for image in images] == ["Loss", "Online evaluation", "Latest reconstructions"]
     assert all(image["src"].startswith("data:image/png;base64,") for image in images)
     assert not {tag for tag, _ in outline.tags} & {"script", "link", "iframe", "object", "base"}
     assert not re.search(r"https?:|//|url\(|@import", re.sub(r"base64,[^\"]*", "", source))
