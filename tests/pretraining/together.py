@@ -68,7 +68,7 @@ SCENARIOS: dict[str, tuple[int, dict[str, Any]]] = {
     "hard-alone": (1, HARD),
     "hard-divided": (2, {**FSDP, **HARD}),
     "codes-alone": (1, CODES),
-    "codes": (2, CODES),
+    "codes": (2, {**CODES, "accumulate": 2}),
     "codes-divided": (2, {**FSDP, **CODES, "accumulate": 2}),
     "muon-alone": (1, {"optimizer": "muon"}),
     "muon-divided": (2, {**FSDP, "optimizer": "muon"}),

@@ -200,9 +200,7 @@ class World:
         """The module as all processes train it together."""
         if self.size == 1 or hasattr(module, "set_requires_gradient_sync"):  # FSDP has seen to it
             return module
-        # What changes without gradients, as codes do, is brought together after each step, not by the main process's.
-        devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False)
+        return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
 
 
 def told_by_main(error: MAEError, world: World) -> MAEError:
