@@ -329,9 +329,9 @@ class Term(Component):
 
     @property
     def outputs(self) -> int:
-        """Values that the decoder predicts of each token for the term, beside the target's; 0: none.
+        """How many values the decoder predicts of each token for the term, beside the target's, or 0.
 
-        They are the term's `Step.projected`, `[B, M, outputs]`: it has them or a `head`, not both.
+        They are the term's `Step.projected`, `[B, M, outputs]`; it has them or a `head`, not both.
         """
         return 0
 
