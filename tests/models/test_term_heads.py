@@ -81,6 +81,17 @@ class OfClassToken(Term):
         return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfTeacher(Term):
+    """Reads what a teacher says of tokens."""
+
+    kind: ClassVar[str] = "of_teacher"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    weight: Weight = 0.5
+    """How much it counts."""
+
+
 def model_with(*terms: Term, **changes: Any) -> mae.MaskedAutoencoder:
     torch.manual_seed(0)
     return build_model(tiny_config(terms=terms, **changes))
@@ -88,6 +99,13 @@ def model_with(*terms: Term, **changes: Any) -> mae.MaskedAutoencoder:
 
 def images(count: int = 4) -> Tensor:
     return torch.randn(count, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("teacher", [{}, {"teacher": "codebook"}])
+def test_a_term_that_reads_what_no_teacher_gives_is_refused(teacher: dict[str, str]):
+    with pytest.raises(UsageError, match="term of_teacher needs a teacher that gives tokens; give --teacher ema"):
+        model_with(OfTeacher(), **teacher)
+    assert model_with(OfTeacher(), teacher="ema").teacher is not None
 
 
 def test_the_term_reads_what_its_head_makes_of_the_visible_tokens():

@@ -55,7 +55,7 @@ def test_any_number_of_hidden_patches_is_the_same_as_dropping_them(count: int, n
 
 
 def test_codes_that_are_predicted_beside_pixels_are_left_out():
-    model = model_of(teacher="codebook", code_prediction=0.2)
+    model = model_of(code_prediction=0.2)
     pixels, images, hidden, plan = picture_and_mask(model, 8)
     with torch.no_grad():
         assert_close(MaskedGraph(model)(pixels, hidden)["patches"], model.predict(images, plan), rtol=1e-5, atol=1e-5)
