@@ -161,7 +161,7 @@ def test_every_part_can_be_replayed(
     recordings = Recordings(monkeypatch)
     mae.pretrain("builtin:digits", out=tmp_path / "graphs", **options)
     assert recordings.replayed == [10, 8], caplog.text
-    # Patches are added to their codes in any order there: rounding decides which code one between two is nearest to.
+    # Replayed steps round differently, and rounding decides which code a patch between two is nearest to.
     tolerance = 3e-2 if "codes" in changes.values() else 1e-3
     assert losses(tmp_path / "graphs") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 

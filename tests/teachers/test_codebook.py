@@ -14,6 +14,7 @@ from resuming import whole_and_resumed
 from safetensors.torch import load_file
 from sklearn.cluster import KMeans
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mae
 from mae.core.contracts import Batch
@@ -164,6 +165,22 @@ def test_patches_that_are_all_alike_are_told_as_one_code(flat: bool):
         network(batch_for(images, epoch=step))
         network.after_step(torch.nn.Identity(), 0.0)
     assert network.numbers()["codes_used"] == pytest.approx(1, abs=0.01)
+
+
+class NoAtomicSums(TorchDispatchMode):
+    """Refuses what adds in any order on a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not func.overloadpacket.__name__.startswith(("index_add", "scatter_add", "scatter_reduce", "put"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_adds_patches_in_one_order():
+    network = codebook()
+    with NoAtomicSums():
+        network(batch_for(noise(2, 0)))
+        network.after_step(torch.nn.Identity(), 0.0)
+    assert network.used.sum() > 0
 
 
 @pytest.mark.parametrize("codes", [8, 40, 100])

@@ -94,10 +94,13 @@ class Codebook(nn.Module):
         known: Bool[Tensor, "B N"],
     ) -> None:
         """Add the patches to those of this step, and draw some that codes may begin anew at."""
-        counts, flat = known.flatten(), patches.nan_to_num(nan=0.0).flatten(0, 1)  # those without data add nothing
-        numbers = nearest.flatten()
-        self.seen.index_add_(0, numbers, counts.to(self.seen))
-        self.sums.index_add_(0, numbers, flat)
+        counts, flat = known.flatten(), patches.nan_to_num(nan=0.0).flatten(0, 1)
+        numbers, count = nearest.flatten(), len(self.codes)
+        # Code by code in one order: `index_add_` adds in any on a GPU. Those without data come last, and count nowhere.
+        numbers, order = numbers.masked_fill(~counts, count).sort(stable=True)
+        begins = torch.searchsorted(numbers, torch.arange(count + 1, device=numbers.device))
+        self.seen += begins.diff()
+        self.sums += functional.embedding_bag(order, flat, begins, mode="sum")[:-1]
         if batch.keys is None:
             draws = torch.rand(known.numel(), device=known.device)
         else:
