@@ -73,7 +73,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "codes_used": Meaning(
         name="codes used",
         better="up",
-        normal="from 1 (collapse) to all codes of the codebook (used evenly): the exponential of their entropy",
+        normal="from 1 (collapse) to all codes of the codebook (used evenly): the exponential of their entropy; 0 "
+        "before the first step",
     ),
     "codes_restarted": Meaning(
         name="codes restarted", better=None, normal="how often a code that was hardly used began anew at a patch"

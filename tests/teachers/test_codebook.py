@@ -167,6 +167,14 @@ def test_patches_that_are_all_alike_are_told_as_one_code(flat: bool):
     assert network.numbers()["codes_used"] == pytest.approx(1, abs=0.01)
 
 
+def test_before_the_first_step_no_code_is_used():
+    network = codebook()
+    assert network.numbers()["codes_used"] == 0
+    network(batch_for(noise(2, 0)))
+    network.after_step(torch.nn.Identity(), 0.0)
+    assert network.numbers()["codes_used"] > 1
+
+
 class NoAtomicSums(TorchDispatchMode):
     """Refuses what adds in any order on a GPU."""
 
@@ -288,7 +296,8 @@ def test_a_run_resumes_with_the_same_codes_and_tells_of_them(tmp_path: Path, mon
         files = [find_weights(run.folder) for run in (whole, resumed)]
         one, other = (load_file(file if name is None else file.with_name(name)) for file in files)
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    assert 1 < whole.summary["evaluation"]["codes_used"]["last"] <= 32
+    for name in ("codes_used", "code_prediction_codes_used"):
+        assert 1 < whole.summary["evaluation"][name]["last"] <= 32
     held = {name: tensor for name, tensor in mae.load(whole.folder).state_dict().items() if "teacher" in name}
     assert all(name.startswith("term_teachers.") for name in held) and held[f"{OWN}used"].count_nonzero() > 1
 

@@ -154,12 +154,12 @@ class Codebook(nn.Module):
         """How many codes are used: the exponential of the entropy of their use; and how many began anew so far.
 
         Codes that are alike count as one: where all patches are alike many begin anew at the same one, and rounding
-        decides in each step which of them is the nearest.
+        decides in each step which of them is the nearest. Before the first step none is used.
         """
         share = self.used / self.used.sum().clamp(min=1e-12)
         share = torch.zeros_like(share).index_add_(0, self._first_alike(), share)
         entropy = -torch.special.xlogy(share, share).sum()
-        return {"codes_used": float(entropy.exp()), "codes_restarted": float(self.restarted)}
+        return {"codes_used": float(entropy.exp() * share.any()), "codes_restarted": float(self.restarted)}
 
     def _first_alike(self) -> Int64[Tensor, " K"]:
         """For each code the number of the first one that is like it."""

@@ -238,7 +238,12 @@ def test_features_that_stay_alike_are_told_once_and_not_before_the_first_step() 
 
 
 def test_a_codebook_of_hardly_any_code_is_told_once_until_it_recovers():
-    used = [1.0, 1.2, 1.1, 30.0, 1.9]  # before the first step nothing was seen yet
+    used = [1.0, 1.2, 1.1, 1.8, 1.3]  # before the first step nothing was seen yet; 1.8: two codes, of 70 and 30 %
     found = seen([look(100 * number, codes_used=codes) for number, codes in enumerate(used)], FewCodes())
     assert [step for step, _, _ in found] == [100, 400]
-    assert "as if it had 1.20 codes" in found[0][2] and "1.90 codes" in found[1][2]
+    assert "as if it had 1.20 codes" in found[0][2] and "1.30 codes" in found[1][2]
+
+
+def test_either_codebook_of_a_run_is_watched():
+    found = seen([look(100, codes_used=30.0, code_prediction_codes_used=1.2)], FewCodes())
+    assert [step for step, _, _ in found] == [100]

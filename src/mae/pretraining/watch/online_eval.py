@@ -67,9 +67,10 @@ def make_monitor(prepared: RunContext, model: MaskedAutoencoder, console: Consol
         MAEError: its images cannot be read.
     """
     watched: list[_Unlabelled | _HeldOut | _Labelled | _Teacher] = [_Unlabelled(prepared, model)]
-    for teacher in (model.teacher, *model.term_teachers.values()):
-        if hasattr(teacher, "numbers"):
-            watched.append(_Teacher(teacher))
+    networks = {"": model.teacher, **{f"{kind}_": own for kind, own in model.term_teachers.items()}}
+    learning = {prefix: network for prefix, network in networks.items() if hasattr(network, "numbers")}
+    for prefix, network in learning.items():
+        watched.append(_Teacher(network, prefix if len(learning) > 1 else ""))
     if len(prepared.held_out):
         watched.append(_HeldOut(prepared, model))
     about: dict[str, str] = {}
@@ -145,16 +146,15 @@ class _Unlabelled:
 
 
 class _Teacher:
-    """What there is to watch of a teacher that learns."""
+    """What there is to watch of a teacher that learns, under names that begin with a prefix."""
 
     what = "numbers of the teacher"
 
-    def __init__(self, network: Any) -> None:
-        self._network = network
+    def __init__(self, network: Any, prefix: str) -> None:
+        self._network, self._prefix = network, prefix
 
     def measure(self) -> dict[str, float]:
-        numbers: dict[str, float] = self._network.numbers()
-        return numbers
+        return {self._prefix + name: value for name, value in self._network.numbers().items()}
 
 
 class _HeldOut:

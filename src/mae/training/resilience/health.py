@@ -16,6 +16,8 @@ from mae.training.log import Callback, LogRow
 
 _SPARE_CORES = 0.25
 """What the system itself may take of cores that a run needs."""
+_FEW_CODES = 1.5
+"""As many as of two codes of which one has nearly 90 % of the patches."""
 
 
 @runtime_checkable
@@ -348,7 +350,7 @@ class Collapse:
 
 
 class FewCodes:
-    """A codebook is used as if it had fewer than two codes, so little is left to predict; told anew if it recovered."""
+    """Nearly all patches have one code of a codebook, so little is left to predict; told anew if it recovered."""
 
     name = "codebook collapse"
 
@@ -357,10 +359,11 @@ class FewCodes:
 
     def see(self, row: LogRow) -> str | None:
         """See `Sign`."""
-        used = row.get("evaluation", {}).get("codes_used")
+        numbers = row.get("evaluation", {})
+        used = min((value for name, value in numbers.items() if name.endswith("codes_used")), default=None)
         if used is None or row["step"] == 0:
             return None
-        told, self._told = self._told, used < 2
+        told, self._told = self._told, used < _FEW_CODES
         if told or not self._told:
             return None
         return (
