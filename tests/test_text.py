@@ -1,6 +1,6 @@
 """Text from outside is shown without what could do harm, and many numbers in a line."""
 
-from mae.text import by_channel, listed, visible
+from mae.text import by_channel, listed, visible, without_common_folders
 
 
 def test_control_characters_become_visible():
@@ -17,3 +17,10 @@ def test_numbers_of_channels_fit_a_line():
 def test_names_of_channels_fit_a_line():
     assert listed(["red", "green"]) == "red, green" and listed([]) == "" and listed(["b"] * 16) == ", ".join("b" * 16)
     assert listed([f"b{number}" for number in range(200)]).endswith(", b14, b15, ... (200 in all)")
+
+
+def test_names_of_files_lose_the_folders_that_all_are_in():
+    assert without_common_folders(["d/one/1.png", "d/once/1.png"]) == ["one/1.png", "once/1.png"]
+    assert without_common_folders(["/a/1.png", "/b/1.png"]) == ["a/1.png", "b/1.png"]
+    assert without_common_folders(["d/1.png"]) == ["1.png"] and without_common_folders(["1.png", "12.png", "1.png"])[0]
+    assert without_common_folders(("/a/1", "b/1")) == ["/a/1", "b/1"] and without_common_folders([]) == []

@@ -1,6 +1,7 @@
 """Text to show: what comes from outside, such as file names, made safe, and many numbers in one line."""
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from unicodedata import category
 
 _HARMLESS = "\n\t\u200c\u200d"  # lines, tabs and the joiners that some scripts need
@@ -27,6 +28,12 @@ def listed(names: Sequence[str]) -> str:
     """Names with commas between them; of more than a line holds, as of the bands of hyperspectral images, the first."""
     more = f", ... ({len(names):,} in all)" if len(names) > _MAX_LISTED else ""
     return ", ".join(names[:_MAX_LISTED]) + more
+
+
+def without_common_folders(names: Sequence[str]) -> list[str]:
+    """Names of files without the folders that all of them are in: short, and as different as the names are."""
+    common = commonprefix(names).rpartition("/")
+    return [name.removeprefix("".join(common[:2])) for name in names]
 
 
 def by_channel(values: Sequence[float], *, digits: int) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from mae.evaluation.common.neighbours import nearest_others
 from mae.evaluation.common.task import UnlabelledTask
 from mae.exploration.dynamics import Dynamics, measure_dynamics
 from mae.models.pretrained import PretrainedEncoder
-from mae.text import visible
+from mae.text import visible, without_common_folders
 from mae.training.run_folder import RunFolder
 
 Projection = Literal["pca", "umap"]
@@ -97,8 +96,7 @@ class ExploreRun:
     @cached_property
     def names(self) -> list[str]:
         """What each readable image is called where it is shown: its name without the folders that all are in."""
-        above = len(commonprefix(self.full_names).rpartition("/")[0])
-        return [visible(name[above + 1 if above else 0 :]) for name in self.full_names]
+        return [visible(name) for name in without_common_folders(self.full_names)]
 
     @cached_property
     def row_labels(self) -> Int64[Tensor, " n"]:

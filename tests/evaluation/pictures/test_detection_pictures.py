@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data.pictures import png
 from torch import Tensor
 
 from mae.data.annotations.objects import Objects
@@ -13,6 +14,7 @@ from mae.data.sources.open import open_source
 from mae.evaluation.common.average_precision import FoundObjects
 from mae.evaluation.pictures import detection
 from mae.evaluation.pictures.segmentation import class_colours
+from mae.report.figures.sheet import Column
 
 
 def test_the_legend_has_the_classes_that_are_drawn_in_their_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -36,3 +38,24 @@ def test_the_legend_has_the_classes_that_are_drawn_in_their_colours(tmp_path: Pa
     colours = class_colours(20)
     assert list(legend) == ["class 25", "class 41"], "what is found below the threshold is not drawn"
     assert torch.equal(torch.stack(list(legend.values())), colours[[5, 1]])
+
+
+def test_images_of_one_base_name_are_told_apart_by_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sheets: list[list[Column]] = []
+    monkeypatch.setattr(detection, "write_sheet", lambda columns, **told: sheets.append(columns))
+    for day in ("monday", "tuesday"):
+        (tmp_path / "photos" / day).mkdir(parents=True)
+        (tmp_path / "photos" / day / "1.png").write_bytes(png(8, 8))
+    nothing = Objects(
+        boxes=np.zeros((0, 4), dtype=np.float32), classes=np.zeros(0, dtype=np.int64), crowd=np.zeros(0, bool)
+    )
+    detection.draw_detections(
+        load_images(open_source(str(tmp_path / "photos"), data_root=tmp_path), in_chans=None),
+        [0, 1],
+        [nothing, nothing],
+        {},
+        class_names=("a",),
+        title="Found",
+        path=tmp_path / "found.png",
+    )
+    assert sheets[0][0].notes == [["monday/1.png: 0"], ["tuesday/1.png: 0"]]

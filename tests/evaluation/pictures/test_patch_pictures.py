@@ -28,7 +28,7 @@ PIXELS = np.stack([noise(*SIZE, 1, seed) for seed in range(5)])
 def images(tmp_path: Path) -> ImageSet:
     task = UnlabelledTask(
         extractor=by_function(lambda images: images.flatten(1), img_size=SIZE),
-        source=whole_array(PIXELS, name="noise", note=""),
+        source=whole_array(PIXELS, name="photos/noise", note=""),
         folder=tmp_path,
         device=CPU,
         seed=0,
@@ -95,7 +95,7 @@ def test_rows_are_queries_by_model_and_each_picture_is_of_its_patch(
     for column, numbers in zip(columns, expected, strict=True):
         for picture, number, notes in zip(column.pictures, numbers, column.notes, strict=True):
             image, place = divmod(number, 12)
-            assert notes[1] == images.item_name(image)
+            assert f"photos/{notes[1]}" == images.item_name(image)
             whole = (torch.from_numpy(PIXELS[image]).float() / 255).expand(*SIZE, 3)
             torch.testing.assert_close(picture, module._framed(whole, place, GRID))
             assert picture.shape == (216, 180, 3)  # enlarged
@@ -112,5 +112,5 @@ def test_each_patch_has_its_colour_at_its_place(images: ImageSet, sheets: list[l
     assert torch.equal(column.pictures[:, 4::8, 2::5], colours) and column.pictures.shape == (2, *SIZE, 3)
     assert column.caption == "50% of the variance"
     torch.testing.assert_close(image.pictures[1, ..., 0], torch.from_numpy(PIXELS[1, ..., 0]).float() / 255)
-    assert [notes[0] for notes in image.notes] == [images.item_name(3), images.item_name(1)]
+    assert [f"photos/{name}" for (name,) in image.notes] == [images.item_name(3), images.item_name(1)]
     assert (tmp_path / "c.png").stat().st_size > 1000

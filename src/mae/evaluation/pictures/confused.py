@@ -10,6 +10,7 @@ from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.pictures.examples import write_examples
 from mae.report.figures.confusion import commonest_confusions
+from mae.text import without_common_folders
 
 _PAIRS, _EACH = 4, 5
 """Pairs of classes, and images of each."""
@@ -42,8 +43,8 @@ def draw_confused(
         found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
         said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
         rows.append([*found, *[None] * (_EACH - len(found))])
-        notes.append([*[[*said, images.item_name(number)] for number in found]])
-        notes[-1] += [[""] * 4] * (_EACH - len(found))
+        shown = without_common_folders([images.item_name(number) for number in found])
+        notes.append([[*said, name] for name in shown] + [[""] * 4] * (_EACH - len(found)))
     caption = "The commonest confusions, a row each: how many images of the true class were given the other one."
     write_examples(images, rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
 

@@ -16,6 +16,7 @@ from mae.models.given_images import scaled
 from mae.report.figures.boxes import draw_boxes, fit, on_one_size, tint
 from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import choose_tones, rgb_channels
+from mae.text import without_common_folders
 
 THRESHOLD = 0.5
 """Score of what is drawn."""
@@ -57,8 +58,9 @@ def draw_detections(
         )
         for picture, of in zip(pictures, truth, strict=True)
     ]
-    names = [[f"{Path(images.item_name(number)).name}: {len(of)}"] for number, of in zip(numbers, truth, strict=True)]
-    columns = [Column(name="labels", caption="", pictures=on_one_size(labelled), notes=names)]
+    names = without_common_folders([images.item_name(number) for number in numbers])
+    counts = [[f"{name}: {len(of)}"] for name, of in zip(names, truth, strict=True)]
+    columns = [Column(name="labels", caption="", pictures=on_one_size(labelled), notes=counts)]
     for who, each in found.items():
         drawn = [with_found(picture, of, class_names) for picture, of in zip(pictures, each, strict=True)]
         notes = [[f"{int((of.scores >= THRESHOLD).sum())} found"] for of in each]

@@ -25,6 +25,7 @@ from mae.randomness import permutation
 from mae.records import check_new, check_seed, write_whole
 from mae.report.figures.neighbours import draw_neighbours
 from mae.report.figures.tones import rgb_channels
+from mae.text import without_common_folders
 from mae.training.device import choose_device
 from mae.training.distributed import World
 
@@ -134,14 +135,14 @@ def _draw(
     title: str,
     path: Path,
 ) -> None:
-    images, name = task.images(), task.source.item_name
-    wanted = task.extractor.preprocessing
+    images, wanted = task.images(), task.extractor.preprocessing
+    names = without_common_folders([task.source.item_name(number) for number in range(len(task.source))])
     draw_neighbours(
         _pictures(images, queries, wanted),
         _pictures(images, neighbours.flatten(), wanted).unflatten(0, neighbours.shape),
         similarities,
-        query_names=[name(number) for number in queries.tolist()],
-        neighbour_names=[[name(number) for number in row] for row in neighbours.tolist()],
+        query_names=[names[number] for number in queries.tolist()],
+        neighbour_names=[[names[number] for number in row] for row in neighbours.tolist()],
         mean=(0.0,) * images.channels,
         std=(1.0,) * images.channels,
         rgb=rgb_channels(images.channel_names),

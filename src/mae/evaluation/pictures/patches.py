@@ -13,6 +13,7 @@ from mae.evaluation.extractors.batches import normalised_batches
 from mae.models.preprocess import Preprocessing
 from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import Tones, choose_tones, rgb_channels
+from mae.text import without_common_folders
 
 _FRAME, _EDGE = (1.0, 0.85, 0.0), (0.0, 0.0, 0.0)  # yellow and black: one of the two shows on any photo
 _THICKNESS = 100  # of an image's longer side to a line of a frame
@@ -53,13 +54,14 @@ def draw_nearest_patches(
     distinct, positions = shown.unique(return_inverse=True)
     crops, tones = _crops(images, wanted, distinct)
     painted = tones.paint(crops)
+    short = without_common_folders([images.item_name(number) for number in images.readable[distinct].tolist()])
     columns = []
     for rank in range(patches.shape[1]):
         pictures = [
             _framed(painted[position], patch % per_image, grid)
             for position, patch in zip(positions[:, rank].tolist(), patches[:, rank].tolist(), strict=True)
         ]
-        names = [images.item_name(number) for number in images.readable[shown[:, rank]].tolist()]
+        names = [short[position] for position in positions[:, rank].tolist()]
         if rank:
             said = [f"cosine {cosine:.2f}" for cosine in cosines[:, rank - 1].tolist()]
         else:
@@ -105,8 +107,9 @@ def draw_patch_colours(
         MAEError: an image cannot be read, or the file not be written.
     """
     crops, tones = _crops(images, wanted, rows)
-    names = [[images.item_name(number)] for number in images.readable[rows].tolist()]
-    columns = [Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=names)]
+    names = without_common_folders([images.item_name(number) for number in images.readable[rows].tolist()])
+    notes = [[name] for name in names]
+    columns = [Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=notes)]
     for who, of_patches in colours.items():
         height, width = (side // cells for side, cells in zip(wanted.img_size, of_patches.shape[1:3], strict=True))
         pictures = of_patches.repeat_interleave(height, dim=1).repeat_interleave(width, dim=2)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
 from mae.records import check_new
 from mae.report.figures.canvas import whole_file
-from mae.text import visible
+from mae.text import visible, without_common_folders
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder, check_model
 
@@ -303,6 +303,7 @@ def _as_json(found: Predictions, top: int) -> str:
 def _draw(found: Predictions, images: ImageSet, numbers: Int64[Tensor, " n"], *, title: str, path: Path) -> None:
     """A row for each predicted class, the commonest first: its surest images, then those it is least sure of."""
     sure, predicted = found.probabilities.max(dim=1)
+    found = replace(found, names=tuple(without_common_folders(found.names)))
     counts = torch.bincount(predicted, minlength=len(found.class_names))
     order = [label for label in counts.argsort(descending=True, stable=True).tolist() if counts[label]]
     rows = [_examples(label, predicted, sure) for label in order[:_ROWS]]

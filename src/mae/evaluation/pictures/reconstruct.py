@@ -25,6 +25,7 @@ from mae.report.figures.animation import write_animation
 from mae.report.figures.panels import draw_frame, draw_inpainting, draw_rows
 from mae.report.figures.picture_file import write_picture
 from mae.report.figures.tones import choose_tones, rgb_channels
+from mae.text import without_common_folders
 from mae.training.checkpoint import MODEL, good_checkpoints
 from mae.training.device import choose_device
 from mae.training.run_folder import RunFolder
@@ -372,7 +373,7 @@ def notes_of(pictures: Pictures) -> dict[str, list[list[str]]]:
 
 
 def _file_names(pictures: Pictures) -> list[list[str]]:
-    return [[Path(name).name] for name in pictures.names]
+    return [[name] for name in without_common_folders(pictures.names)]
 
 
 def _in_words(numbers: PictureNumbers) -> list[str]:

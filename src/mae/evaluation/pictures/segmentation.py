@@ -16,6 +16,7 @@ from mae.models.preprocess import Preprocessing
 from mae.models.sliding import Logits
 from mae.report.figures.sheet import Column, write_sheet
 from mae.report.figures.tones import choose_tones, colour_table, rgb_channels
+from mae.text import without_common_folders
 
 _PALETTE = "tab20"
 _IGNORED_COLOUR = (1.0, 1.0, 1.0)
@@ -51,9 +52,9 @@ def draw_segmentation(
     crops = torch.cat(list(batches))
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(images.channel_names))
     colours = class_colours(len(class_names))
-    names = [[images.item_name(number)] for number in images.readable[rows].tolist()]
+    names = without_common_folders([images.item_name(number) for number in images.readable[rows].tolist()])
     columns = [
-        Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=names),
+        Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=[[name] for name in names]),
         *([] if truth is None else [_mask_column(truth, colours)]),
         *(
             Column(name=who, caption="predicted", pictures=colours[maps.long()], notes=_rightness(maps, truth))
