@@ -36,7 +36,7 @@ def test_features_are_compared_with_those_before_the_first_step():
     first, last = {"effective_rank": 4.0, "mean_cosine": 0.9, "knn": 0.5}, {**HEALTHY, "knn": 0.75}
     told = verdict([], looks(first, HEALTHY | {"knn": 0.6}, last), {})
     assert "have not collapsed" in told and "(effective rank 30, 4 before the first step)" in told
-    assert told.endswith("k-NN accuracy is 75.0%, 50.0% before the first step.")
+    assert told.endswith(" The k-NN accuracy is 75.0%, 50.0% before the first step.")
 
 
 def test_collapse_is_said():

@@ -52,7 +52,7 @@ def _of_features(looks: Sequence[Mapping[str, float]]) -> list[str]:
             f"(effective rank {last['effective_rank']:.3g}, {first['effective_rank']:.3g} before the first step)."
         )
     told += [
-        f"{meaning_of(name).name} is {last[name]:.1%}, {first[name]:.1%} before the first step."
+        f"The {meaning_of(name).name} is {last[name]:.1%}, {first[name]:.1%} before the first step."
         for name in _ACCURACIES
         if name in first and name in last
     ]
