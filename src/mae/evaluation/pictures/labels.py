@@ -22,7 +22,7 @@ from mae.report.figures.tones import choose_tones, rgb_channels
 
 _COUNT, _COLUMNS = 8, 4
 _SIDE = SIDES[1]
-_COLOURS = 20
+_COLOURS = 255
 """Before they come again."""
 _UNNAMED = "?"
 

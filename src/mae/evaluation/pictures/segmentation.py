@@ -19,6 +19,9 @@ from mae.report.figures.tones import choose_tones, colour_table, rgb_channels
 from mae.text import without_common_folders
 
 _PALETTE = "tab20"
+_GOLDEN_RATIO = 0.618034
+_SHADES = ((0.9, 0.9), (0.5, 0.95), (0.9, 0.55), (0.4, 0.65))
+"""Saturation and value of the colours behind the palette, one after the other: hues that are close differ in them."""
 _IGNORED_COLOUR = (1.0, 1.0, 1.0)
 
 
@@ -127,8 +130,16 @@ class DrawnMaps:
 
 
 def class_colours(num_classes: int) -> Float[Tensor, "256 3"]:
-    """A colour for each class, and white for pixels that do not count; from 20 classes on colours come again."""
-    table = colour_table(_PALETTE)
+    """A colour for each class, and white for pixels that do not count.
+
+    The first 20 are of a palette; from each further hue to the next is the golden ratio of the circle.
+    """
+    from matplotlib.colors import hsv_to_rgb  # here: matplotlib takes long to import
+
+    first, more = torch.arange(20), torch.arange(236)
+    shades = torch.tensor(_SHADES, dtype=torch.float64)[more % len(_SHADES)]
+    further = hsv_to_rgb(torch.cat([(more * _GOLDEN_RATIO % 1).unsqueeze(1), shades], dim=1).numpy())
+    table = torch.cat([colour_table(_PALETTE)[first * 2 % 20 + first // 10], torch.from_numpy(further).float()])
     colours = torch.tensor(_IGNORED_COLOUR).repeat(256, 1)
-    colours[:num_classes] = table[torch.arange(num_classes) * 2 % 20 + torch.arange(num_classes) // 10 % 2]
+    colours[:num_classes] = table[:num_classes]
     return colours
