@@ -289,12 +289,12 @@ def test_test_images_without_labels(colours, labelled, tmp_path):
 
 def test_the_same_image_in_both_parts(colours, labelled, tmp_path):
     (labelled / "test" / "light" / "copy.png").write_bytes((labelled / "train" / "light" / "2.png").read_bytes())
-    with pytest.raises(UsageError, match=r"1 test images .*light/2.png and .*light/copy.png.*--overlap drop"):
+    with pytest.raises(UsageError, match=r"1 test image .*light/2.png and .*light/copy.png.*--overlap drop"):
         evaluate("knn", colours, data=labelled, out=tmp_path / "out", **QUICK)
     judging = evaluator(colours, labelled, tmp_path / "out", overlap="drop")
     record = judging.run(find_protocol("knn")())
     task = judging.labelled_task()
-    assert record.data["test"] == 5 and "1 test images left out: trained on" in record.data["note"]
+    assert record.data["test"] == 5 and "1 test image left out: trained on" in record.data["note"]
     kept = [task.images("test")._source.item_name(number) for number in range(5)]
     assert not any(name.endswith("copy.png") for name in kept) and len(kept) == 5
     assert task.labels("test").tolist() == [0, 0, 0, 1, 1] and task.overlap() == []

@@ -49,7 +49,8 @@ def predict(
     kinds = [segmenter, detector, *classifiers_in(Path(model))[:1]]
     if len(several := [str(file) for file in kinds if file is not None]) > 1:
         raise UsageError(f"{model} holds models of several kinds; name one, such as {' or '.join(several)}")
-    folder, other = out or Path("predictions"), segmenter or detector
+    other = segmenter or detector
+    folder = _folder(out, other)
     if top is not None and other is not None:
         what = "tells the classes of pixels" if other == segmenter else "finds objects"
         raise UsageError(f"--top is of the classes of whole images, and {other} {what}; leave it out")
@@ -66,25 +67,44 @@ def predict(
     return 0
 
 
+def _folder(out: Path | None, file: Path | None) -> Path:
+    """Where a model that writes a folder writes it."""
+    from mae.errors import UsageError
+
+    folder = out or Path("predictions")
+    if file is not None and folder.suffix.lower() in (".csv", ".json"):
+        raise UsageError(
+            f"--out is {folder}, and of {file} a folder is written; give its name, such as {folder.with_suffix('')}"
+        )
+    return folder
+
+
 def _predict_maps(
     file: Path, source: str, *, out: Path, sheet: Path | None, data_root: Path, device: Device
 ) -> list[str]:
+    from mae.data.sources.folder import count_of
     from mae.evaluation.pictures.predict_maps import TABLE, predict_maps
 
     lines: list[str] = []
     with _stage(f"Telling the classes of the pixels of {source}"):
         maps = predict_maps(file, source, out=out, sheet=sheet, data_root=data_root, device=device, tell=lines.append)
-    return [*lines, f"{maps.images:,} images", *maps.unreadable.values(), f"Maps of classes in {out}, named in {TABLE}"]
+    return [
+        *lines,
+        count_of(maps.images, "image"),
+        *maps.unreadable.values(),
+        f"Maps of classes in {out}, named in {TABLE}",
+    ]
 
 
 def _find_objects(file: Path, source: str, *, out: Path, data_root: Path, device: Device) -> list[str]:
+    from mae.data.sources.folder import count_of
     from mae.evaluation.pictures.predicted_objects import FILE, find_objects
 
     lines: list[str] = []
     with _stage(f"Finding objects in {source}"):
         objects = find_objects(file, source, out=out, data_root=data_root, device=device, tell=lines.append)
     count = sum(len(of.scores) for of in objects.values())
-    return [*lines, f"{len(objects):,} images, {count:,} objects: pictures and {FILE} in {out}"]
+    return [*lines, f"{count_of(len(objects), 'image')}, {count_of(count, 'object')}: pictures and {FILE} in {out}"]
 
 
 def _predict_classes(
@@ -92,6 +112,7 @@ def _predict_classes(
 ) -> list[str]:
     from collections import Counter
 
+    from mae.data.sources.folder import count_of
     from mae.evaluation.pictures.predict import TOP
     from mae.evaluation.pictures.predict import predict as predict_classes
 
@@ -99,9 +120,9 @@ def _predict_classes(
     with _stage(f"Naming the classes of {source}"):
         found = predict_classes(model, source, out=out, sheet=sheet, top=top, data_root=data_root, device=device)
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
-    lines = [f"{len(found.names):,} images: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
+    lines = [f"{count_of(len(found.names), 'image')}: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:
-        lines.append(f"{len(found.unreadable):,} files cannot be read; they stand at the end of {out}")
+        lines.append(f"{count_of(len(found.unreadable), 'file')} cannot be read, at the end of {out}")
     return [*lines, f"Classes in {out}"]
 
 

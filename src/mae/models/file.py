@@ -314,12 +314,23 @@ def is_segmenter(path: Path) -> bool:
     return _kind_in(path) == SEGMENTER
 
 
+def is_from_scratch(path: Path) -> bool:
+    """Whether a file of this package names no weights that its training began with; False where it cannot be read."""
+    record = _record_in(path)
+    return record is not None and record.origin.get("init_from") is None
+
+
 def _kind_in(path: Path) -> str | None:
     """The kind of the model in a file of this package; None where it cannot be read."""
+    record = _record_in(path)
+    return None if record is None else record.kind
+
+
+def _record_in(path: Path) -> "_Record | None":
     try:
         check_header(path)
         with safe_open(path, framework="pt") as file:
-            return _read_record(path, file.metadata() or {}).kind
+            return _read_record(path, file.metadata() or {})
     except (OSError, SafetensorError, MAEError):
         return None
 

@@ -160,7 +160,12 @@ def annotation(**changes: object) -> dict:
         ({"annotations": [], "images": [{"id": 100, "file_name": "absent.jpg"}]}, "none of the labelled images"),
         ({"annotations": [], "images": [{"id": 1, "file_name": "a" * 5000 + ".jpg"}]}, "none of the labelled images"),
         ({"annotations": [], "images": [{"id": 1, "file_name": "a\0.jpg"}]}, "expected a path inside the folder"),
-        ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]}, "two categories have one name"),
+        (
+            {"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]},
+            "two classes are called 'cat'; give each",
+        ),
+        ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": " "}]}, "class 2 of 2 has no name; give it one"),
+        ({"categories": [{"id": 1, "name": ""}]}, "class 1 of 1 has no name; give it one"),
         ({"images": [{"id": 100, "file_name": f"{n}.jpg"} for n in range(2)]}, "several of its images have the id 100"),
         (
             {"images": [{"id": n, "file_name": name} for n, name in ((100, "1.jpg"), (101, "./1.jpg"))]},

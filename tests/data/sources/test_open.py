@@ -121,7 +121,7 @@ def test_train_directory_alone_is_used(tree):
     root = tree({"train/cat/1.png": png(), "train/dog/1.png": png(), "test/cat/9.png": png(), "top.png": png()})
     source = open_source(str(root), data_root=root)
     assert names_of(source) == ["train/cat/1.png", "train/dog/1.png"]
-    assert source.note == "train/ only, 2 files; left out: test/ (1 files), top level (1 files)"
+    assert source.note == "train/ only, 2 files; left out: test/ (1 file), top level (1 file)"
 
 
 @pytest.mark.parametrize("top", ["", "CIFAR/"])
@@ -131,7 +131,7 @@ def test_zip_is_read_in_place(tmp_path, top, method):
     path = archive(tmp_path / "x.zip", {**files, f"{top}test/t.png": png(), "__MACOSX/train/._a.png": b"x"}, method)
     source = open_source(str(path), data_root=tmp_path)
     assert names_of(source) == sorted(files)
-    assert "left out: test/ (1 files)" in source.note
+    assert "left out: test/ (1 file)" in source.note
     for index, name in enumerate(sorted(files)):
         (tmp_path / "one.png").write_bytes(files[name])
         assert np.array_equal(loaded(source, index), loaded(open_source(str(tmp_path), data_root=tmp_path), 0))

@@ -150,7 +150,7 @@ def test_parts_and_classes_are_found_by_the_names(tree, tmp_path):
     packed(tmp_path / "pack", tree(files | {"extra/x.png": png()}))
     spec = str(tmp_path / "pack")
     source = open_source(spec, data_root=tmp_path)
-    assert source.note == "train/ only, 6 files; left out: extra/ (1 files), val/ (4 files)"
+    assert source.note == "train/ only, 6 files; left out: extra/ (1 file), val/ (4 files)"
     assert int(source.block_sizes.sum()) == 6
     data = open_labelled(spec, data_root=tmp_path)
     assert data.class_names == ("a", "b")

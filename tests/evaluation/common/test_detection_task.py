@@ -53,11 +53,11 @@ def test_a_protocol_on_boxes_leaves_a_record(data: Path, tmp_path: Path):
 
 def test_test_images_that_were_trained_on_are_refused_or_left_out(data: Path, tmp_path: Path):
     shutil.copy(data / "train" / "2.png", data / "val" / "1.png")
-    with pytest.raises(UsageError, match=r"1 test images are among the training images too: .*train/2.png and .*val/1"):
+    with pytest.raises(UsageError, match=r"1 test image is among the training images too: .*train/2.png and .*val/1"):
         evaluator(small_model(), data=data, out=tmp_path / "out").detection_task()
     task = evaluator(small_model(), data=data, out=tmp_path / "out", overlap="drop").detection_task()
     assert list(task.data.test.source.names) == ["0.png", "2.png"] and len(task.objects("test")) == 2
-    assert "1 test images left out: trained on" in task.data.note
+    assert "1 test image left out: trained on" in task.data.note
 
 
 def test_a_test_part_elsewhere_is_refused(data: Path, tmp_path: Path):

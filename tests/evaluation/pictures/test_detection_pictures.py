@@ -35,9 +35,9 @@ def test_the_legend_has_the_classes_that_are_drawn_in_their_colours(tmp_path: Pa
         path=tmp_path / "found.png",
     )
     (legend,) = legends
-    colours = class_colours(20)
+    colours = class_colours(80)
     assert list(legend) == ["class 25", "class 41"], "what is found below the threshold is not drawn"
-    assert torch.equal(torch.stack(list(legend.values())), colours[[5, 1]])
+    assert torch.equal(torch.stack(list(legend.values())), colours[[25, 41]])
 
 
 def test_images_of_one_base_name_are_told_apart_by_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -59,3 +59,9 @@ def test_images_of_one_base_name_are_told_apart_by_their_folders(tmp_path: Path,
         path=tmp_path / "found.png",
     )
     assert sheets[0][0].notes == [["monday/1.png: 0"], ["tuesday/1.png: 0"]]
+
+
+def test_no_two_classes_have_one_colour_and_the_first_are_those_of_the_palette():
+    colours = class_colours(255)
+    assert torch.equal(class_colours(20)[:20], colours[:20]) and (colours[255] == 1).all()
+    assert torch.pdist(colours[:80]).min() > 0.03 and torch.pdist(colours).min() > 0.004

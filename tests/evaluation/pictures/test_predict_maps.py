@@ -16,8 +16,11 @@ from tiny import tiny_config
 import mae
 from mae.cli import main
 from mae.data.annotations.segmentation import open_segmentation
+from mae.errors import UsageError
 from mae.evaluation.pictures import predict_maps
+from mae.evaluation.pictures.predict_maps import find_segmenter
 from mae.models.classifier import build_classifier
+from mae.models.file import model_metadata, save_model
 from mae.models.segmenter import Segmenter, build_segmenter, upernet_head
 
 
@@ -77,6 +80,26 @@ def test_an_image_too_lengthy_is_told_and_the_others_get_their_maps(
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["0.png", "1.png", "classes.txt", "maps.csv"]
     said = " ".join(capsys.readouterr().out.split())
     assert "2 images" in said and "00.png is an image of 9 x 900 pixels; expected one at most" in said
+
+
+def test_a_name_of_a_table_is_refused_for_the_folder_of_maps(
+    segmenter: Segmenter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = images_of(tmp_path / "data", "1.png")
+    words = ["predict", str(tmp_path / "training"), str(images), "--out", str(tmp_path / "maps.csv"), "--device", "cpu"]
+    assert main(words) == 2 and not (tmp_path / "maps.csv").exists()
+    assert "a folder is written; give its name, such as" in " ".join(capsys.readouterr().err.split())
+
+
+def test_of_several_segmenters_those_trained_from_scratch_are_told(segmenter: Segmenter, tmp_path: Path):
+    other = tmp_path / "training" / "other" / "segmenter.safetensors"
+    other.parent.mkdir()
+    (tmp_path / "training" / "segmenter.safetensors").rename(other)
+    ours = tmp_path / "training" / "ours" / "segmenter.safetensors"
+    ours.parent.mkdir()
+    save_model(segmenter, ours, model_metadata(segmenter, licence=None, origin={"init_from": "run"}))
+    with pytest.raises(UsageError, match=r"other/segmenter.safetensors \(trained from scratch\), [^ ]*ours[^ ]*$"):
+        find_segmenter(tmp_path / "training")
 
 
 def test_a_folder_with_models_of_two_kinds_asks_which(

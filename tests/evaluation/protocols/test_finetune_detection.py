@@ -139,7 +139,7 @@ def test_copies_that_are_left_out_of_the_test_are_no_fault(tmp_path: Path, saved
     copied, copy = (min((folder / part).glob("*.png")) for part in ("train2017", "val2017"))
     copy.write_bytes(copied.read_bytes())
     asked = {**SHORT, "data": folder, "out": tmp_path / "out", "iterations": 1, "beside": (), "pictures": 0}
-    with pytest.raises(UsageError, match="1 test images are among the training images.*--overlap drop"):
+    with pytest.raises(UsageError, match="1 test image is among the training images.*--overlap drop"):
         evaluate("finetune_detection", saved, **asked)
     evaluate("finetune_detection", saved, overlap="drop", **asked)
     assert (tmp_path / "out" / "evaluation" / "finetune_detection.json").is_file()

@@ -95,10 +95,10 @@ def test_features_are_stored_for_whole_images_and_used_again(
 def test_an_image_in_both_parts_is_refused_or_left_out(saved: Path, tmp_path: Path):
     data = drawn_masks(tmp_path / "data")
     (data / "val/images/1.png").write_bytes((data / "train/images/3.png").read_bytes())
-    with pytest.raises(UsageError, match="1 test images are among the training images too: .*3.png and .*1.png"):
+    with pytest.raises(UsageError, match="1 test image is among the training images too: .*3.png and .*1.png"):
         evaluate("segmentation_knn", saved, data=data, out=tmp_path, **QUICK)
     record = evaluate("segmentation_knn", saved, data=data, out=tmp_path, overlap="drop", **QUICK)
-    assert record.data["test"] == 5 and "1 test images left out: trained on" in record.data["note"]
+    assert record.data["test"] == 5 and "1 test image left out: trained on" in record.data["note"]
 
 
 def test_pixels_that_are_asked_to_be_ignored_do_not_count(data: Path, saved: Path, tmp_path: Path):

@@ -154,8 +154,6 @@ def _categories(files: Sequence[_File], name: str) -> dict[int, str]:
             continue
         if found.setdefault(category.id, category.name) != category.name:
             raise UsageError(f"{name}: category {category.id} is {found[category.id]!r} and {category.name!r}")
-    if len(set(found.values())) < len(found):
-        raise UsageError(f"{name}: two categories have one name among {', '.join(found.values()):.200}")
     return dict(sorted(found.items()))
 
 

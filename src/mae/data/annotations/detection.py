@@ -113,7 +113,9 @@ class DetectionData:
             UsageError: none is left.
         """
         test = without_images(self.test, numbers)
-        return replace(self, test=test, note=f"{self.note}; {len(numbers):,} test images left out: trained on")
+        return replace(
+            self, test=test, note=f"{self.note}; {count_of(len(numbers), 'test image')} left out: trained on"
+        )
 
 
 def open_detection(spec: str | Path) -> DetectionData:
@@ -145,7 +147,7 @@ def read_detection(spec: str | Path) -> DetectionData | None:
     """`open_detection` of labels that may hold classes without a name, which are -1; None: the folder has none.
 
     Raises:
-        UsageError: no such folder, no image with labels, or two classes of one name.
+        UsageError: no such folder, no image with labels, a class with a blank name, or two classes of one name.
         MAEError: labels that cannot be read.
     """
     root, name = Path(spec), str(spec)
@@ -157,6 +159,8 @@ def read_detection(spec: str | Path) -> DetectionData | None:
 
 
 def _data(written: Written, name: str) -> DetectionData:
+    if blank := [number for number, label in enumerate(written.class_names, start=1) if not label.strip()]:
+        raise UsageError(f"{name}: class {blank[0]} of {len(written.class_names)} has no name; give it one")
     if twice := [label for label, count in Counter(written.class_names).items() if count > 1]:
         raise UsageError(f"{name}: two classes are called {twice[0]!r}; give each a name of its own")
     drawn = [objects for part in written.parts.values() for objects in part.objects if len(objects)]

@@ -86,4 +86,4 @@ def without_images(test: _Split, numbers: Collection[int]) -> _Split:
     kept = np.array([number for number in range(len(test.source)) if number not in numbers], dtype=np.int64)
     if not len(kept):
         raise UsageError("every test image is among the training images; put others into the test part")
-    return test.take(kept, f"{len(kept):,} test images that are not among the training images")
+    return test.take(kept, f"{count_of(len(kept), 'test image')} not among the training images")

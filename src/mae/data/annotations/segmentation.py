@@ -101,7 +101,9 @@ class SegmentationData:
             UsageError: none is left.
         """
         test = without_images(self.test, numbers)
-        return replace(self, test=test, note=f"{self.note}; {len(numbers):,} test images left out: trained on")
+        return replace(
+            self, test=test, note=f"{self.note}; {count_of(len(numbers), 'test image')} left out: trained on"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -234,7 +236,7 @@ def _paired(folder: Path, masks: Path, *, name: str) -> Paired:
         )
     pairs = zip(images.names, found, strict=True)
     check_one_each(folder, ((image, f"the mask {mask}") for image, mask in pairs if mask is not None))
-    kept = images if len(rows) == len(stems) else images.take(rows, f"{len(rows):,} images with a mask")
+    kept = images if len(rows) == len(stems) else images.take(rows, f"{count_of(len(rows), 'image')} with a mask")
     of_kept = tuple(masks / path for path in found if path is not None)
     return Paired(images=kept, masks=of_kept, left=len(stems) - len(rows), alone=len(by_stem) - len(rows))
 

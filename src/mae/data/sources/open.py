@@ -13,7 +13,7 @@ from mae.data.remote.storage import MANIFEST, LocalStorage, Storage
 from mae.data.remote.urls import is_url
 from mae.data.sources import builtin
 from mae.data.sources import memory as arrays
-from mae.data.sources.folder import FileSource, open_folder, open_list
+from mae.data.sources.folder import FileSource, count_of, open_folder, open_list
 from mae.data.sources.huggingface import PREFIX, RowSource, absolute_rows, open_rows
 from mae.data.sources.labels import LabelledData as LabelledData
 from mae.data.sources.labels import LabelledSplit as LabelledSplit
@@ -138,7 +138,7 @@ def open_held_out(spec: str, *, data_root: Path) -> Source:
         return open_labelled(spec, data_root=data_root).test.source
     source = _open_files(spec, data_root)
     inside = np.flatnonzero(_inside(source, TEST))
-    return source.take(inside, f"test split, {len(inside):,} files") if len(inside) else source
+    return source.take(inside, f"test split, {count_of(len(inside), 'file')}") if len(inside) else source
 
 
 def absolute_source(spec: str) -> str:
@@ -172,7 +172,7 @@ def _split(source: Source, labels: np.ndarray) -> LabelledSplit:
 
 
 def _note(train: LabelledSplit, test: LabelledSplit) -> str:
-    return f"{len(train.source):,} training and {len(test.source):,} test images"
+    return f"{len(train.source):,} training and {count_of(len(test.source), 'test image')}"
 
 
 def _open_files(spec: str, data_root: Path) -> Files:
@@ -295,9 +295,11 @@ def _training_split(source: Files) -> Source:
     if isinstance(source, RowSource):
         return source.take(np.flatnonzero(inside), f"train split, {source.note}")
     others = Counter(above[0] + "/" if above else "top level" for above in _folders_of(source))
-    left_out = ", ".join(f"{top} ({n:,} files)" for top, n in sorted(others.items()) if top.lower() != "train/")
+    left_out = ", ".join(
+        f"{top} ({count_of(n, 'file')})" for top, n in sorted(others.items()) if top.lower() != "train/"
+    )
     kept = np.flatnonzero(inside)
-    return source.take(kept, f"train/ only, {len(kept):,} files; left out: {left_out}")
+    return source.take(kept, f"train/ only, {count_of(len(kept), 'file')}; left out: {left_out}")
 
 
 def _with_hint(source: Files) -> Source:
@@ -354,4 +356,4 @@ def _numbered(classes: list[str], class_names: list[str]) -> np.ndarray:
 
 
 def _files_split(source: Files, used: np.ndarray, labels: np.ndarray, name: str) -> LabelledSplit:
-    return _split(source.take(used, f"{name} split, {len(used):,} files"), labels)
+    return _split(source.take(used, f"{name} split, {count_of(len(used), 'file')}"), labels)

@@ -126,12 +126,12 @@ class DenseFinetuning(EvaluationProtocol):
 
     def told(self, images: int, seconds: float) -> str:
         """How long, and on how much, the training went; for the note under the table."""
+        from mae.data.sources.folder import count_of
         from mae.report.terminal.console import duration
 
         share = shown_share(read_share(self.labels_used))
-        return (
-            f"{self.iterations:,} steps on {images:,} images ({share} of the labels), {duration(seconds)} of training."
-        )
+        steps, found = count_of(self.iterations, "step"), count_of(images, "image")
+        return f"{steps} on {found} ({share} of the labels), {duration(seconds)} of training."
 
     def plan(
         self, task: "SegmentationTask | DetectionTask", batch: int, *, steps_per_epoch: int, scratch: bool

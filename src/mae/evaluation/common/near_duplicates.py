@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mae.data.sources.folder import count_of
 from mae.evaluation.common.metrics import top_k_accuracy
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocol import ProtocolResult
@@ -55,6 +56,6 @@ def remark(count: Mapping[str, Any]) -> str:
     by = f" ({count['ranked_by']})" if count["ranked_by"] else ""
     left = count["of"] - count["test_images"]
     return (
-        f"Of the {left:,} test images without a near copy in training {count['top1_without']:.1%} are right, of all "
-        f"{count['top1']:.1%}{by}."
+        f"Of the {count_of(left, 'test image')} without a near copy in training {count['top1_without']:.1%} are right, "
+        f"of all {count['top1']:.1%}{by}."
     )

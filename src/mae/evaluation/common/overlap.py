@@ -8,6 +8,7 @@ import torch
 
 from mae.data.annotations.detection import DetectionData
 from mae.data.annotations.segmentation import SegmentationData
+from mae.data.sources.folder import count_of
 from mae.data.sources.labels import LabelledData, LabelledSplit, check_parts
 from mae.errors import UsageError
 
@@ -29,9 +30,10 @@ def overlap_message(data: LabelledData | SegmentationData | DetectionData, pairs
         f"{data.train.source.item_name(first)} and {data.test.source.item_name(second)}"
         for first, second in pairs[:_SHOWN]
     )
+    found = "1 test image is" if len(pairs) == 1 else f"{len(pairs):,} test images are"
     return (
-        f"{len(pairs):,} test images are among the training images too: {shown}. Remove them from one part, or leave "
-        "them out of the test with --overlap drop"
+        f"{found} among the training images too: {shown}. Remove what is in both from one part, or leave it out of the "
+        "test with --overlap drop"
     )
 
 
@@ -49,7 +51,7 @@ def without_images(data: _Data, numbers: Collection[int]) -> _Data:
     take = getattr(data.test.source, "take", None)
     if take is None:
         raise UsageError(f"{data.test.source.name} comes whole; its test images cannot be left out")
-    source = take(kept.numpy(), f"{len(kept):,} test images that are not among the training images")
+    source = take(kept.numpy(), f"{count_of(len(kept), 'test image')} not among the training images")
     test = LabelledSplit(source=source, labels=data.test.labels[kept])
     check_parts(data.class_names, [data.class_names[label] for label in test.labels.tolist()], name=source.name)
-    return replace(data, test=test, note=f"{data.note}; {len(numbers):,} test images left out: trained on")
+    return replace(data, test=test, note=f"{data.note}; {count_of(len(numbers), 'test image')} left out: trained on")

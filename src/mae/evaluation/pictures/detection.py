@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mae.data.annotations.objects import Objects
 from mae.data.dataset.images import ImageSet
+from mae.data.sources.folder import count_of
 from mae.evaluation.common.average_precision import FoundObjects, drawn_runs
 from mae.evaluation.pictures.segmentation import class_colours
 from mae.models.given_images import scaled
@@ -20,7 +21,8 @@ from mae.text import without_common_folders
 
 THRESHOLD = 0.5
 """Score of what is drawn."""
-_COLOURS = 20
+_COLOURS = 255
+"""Before they come again."""
 
 
 def draw_detections(
@@ -67,7 +69,7 @@ def draw_detections(
         caption = f"found with a score of {THRESHOLD:g} or more"
         columns.append(Column(name=who, caption=caption, pictures=on_one_size(drawn), notes=notes))
     legend = _legend(truth, found, class_names)
-    write_sheet(columns, title=title, caption=[f"{len(numbers)} test images."], legend=legend, path=path)
+    write_sheet(columns, title=title, caption=[f"{count_of(len(numbers), 'test image')}."], legend=legend, path=path)
 
 
 def _legend(

@@ -20,13 +20,14 @@ from mae.data.dataset.images import ImageSet, load_images
 from mae.data.dataset.units import check_units
 from mae.data.decode.limits import UnreadableImage
 from mae.data.loading.loader import normalise
+from mae.data.sources.folder import count_of
 from mae.data.sources.open import open_held_out
 from mae.errors import MAEError, UsageError
 from mae.evaluation.extractors.batches import BATCH_SIZE
 from mae.evaluation.extractors.extractor import Extractor, model_extractor
 from mae.evaluation.pictures.examples import write_examples
 from mae.models.classifier import Classifier
-from mae.models.file import is_classifier, load_with_report
+from mae.models.file import is_classifier, is_from_scratch, load_with_report
 from mae.models.given_images import seen_crop
 from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
@@ -80,7 +81,9 @@ class Predictions:
         unread = f", {len(self.unreadable):,} unreadable" if self.unreadable else ""
         first = f", the first {_SHOWN}" if len(self.names) > _SHOWN else ""
         header = ("image", "most probable", *[f"{rank + 2}." for rank in range(min(_BEST, len(self.class_names)) - 1)])
-        return fragments.table(f"Predictions of {len(self.names):,} images{first}{unread}", rows, header=header)
+        return fragments.table(
+            f"Predictions of {count_of(len(self.names), 'image')}{first}{unread}", rows, header=header
+        )
 
 
 def predict(
@@ -178,7 +181,8 @@ def only_file(path: Path, name: str, is_kind: Callable[[Path], bool]) -> Path | 
         return path / name
     found = sorted(file for file in path.rglob(name) if is_kind(file))
     if len(found) > 1:
-        raise UsageError(f"{path} holds {len(found)} of {name}; name one of {', '.join(map(str, found))}")
+        told = (f"{file} (trained from scratch)" if is_from_scratch(file) else str(file) for file in found)
+        raise UsageError(f"{path} holds {len(found)} of {name}; name one of {', '.join(told)}")
     return found[0] if found else None
 
 
@@ -316,7 +320,8 @@ def _draw(found: Predictions, images: ImageSet, numbers: Int64[Tensor, " n"], *,
         ],
         names=["surest", *[""] * (_SURE - 1), "least sure", *[""] * (_UNSURE - 1)],
         title=title,
-        caption=f"{len(found.names):,} images; a row for each class that was predicted, the commonest first.{left_out}",
+        caption=f"{count_of(len(found.names), 'image')}; a row for each class that was predicted, the commonest first."
+        f"{left_out}",
         path=path,
     )
 
