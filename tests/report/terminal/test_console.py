@@ -52,7 +52,7 @@ def test_other_terms_are_named_and_the_baseline_stands_beside_the_reconstruction
     text = StringIO()
     display = ProgressDisplay(Console(file=text, width=200), total_steps=8, start_step=0, mean_baseline=1.0)
     display.log({**ROW, "loss": 0.9, "terms": {"reconstruction": 0.7, "uniformity": -1.25}})
-    assert "loss 0.9000  reconstruction 0.7000  uniformity -1.2500 (30% below mean predictor)" in text.getvalue()
+    assert "loss 0.9000  reconstruction 0.7000 (30% below mean predictor)  uniformity -1.2500" in text.getvalue()
 
 
 def test_where_nothing_is_to_be_predicted_it_says_so_of_any_target() -> None:

@@ -166,10 +166,13 @@ class ProgressDisplay:
 
     def _describe(self, row: Mapping[str, Any]) -> str:
         terms = row["terms"]
-        others = "".join(f"  {name} {value:.4f}" for name, value in terms.items() if len(terms) > 1)
-        beside = "" if self._baseline is None else f" ({against(terms['reconstruction'], self._baseline)})"
+        losses = {"loss": row["loss"], **(terms if len(terms) > 1 else {})}
+        told = {name: f"{name} {value:.4f}" for name, value in losses.items()}
+        if self._baseline is not None:
+            compared = "reconstruction" if len(terms) > 1 else "loss"
+            told[compared] += f" ({against(terms['reconstruction'], self._baseline)})"
         return (
-            f"step {row['step']}/{self._total}  loss {row['loss']:.4f}{others}{beside}  "
+            f"step {row['step']}/{self._total}  {'  '.join(told.values())}  "
             f"lr {row['lr']:.2e}  {row['images_per_second']:,.0f} images/s  waiting for data {row['data_wait']:.0%}  "
             f"ETA {duration(self._left(row))}"
         )
