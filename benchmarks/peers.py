@@ -60,7 +60,8 @@ from mae.evaluation.protocols.knn import Knn
 from mae.models.build import build_encoder, build_pretrained_encoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import fresh_model, make_loader, make_trainer
-from mae.pretraining.resolve import RunContext, peak_rate, prepare_run
+from mae.pretraining.derived import peak_rate
+from mae.pretraining.resolve import RunContext, prepare_run
 from mae.records import read_json, write_json
 from mae.training.device import choose_device
 from mae.training.distributed import World

@@ -26,7 +26,8 @@ from mae.data.packs.writer import pack
 from mae.errors import MAEError, UsageError
 from mae.modalities.images.crop import central_crop
 from mae.pretraining.build import fresh_model, make_loader
-from mae.pretraining.resolve import num_held_out, prepare_run
+from mae.pretraining.derived import num_held_out
+from mae.pretraining.resolve import prepare_run
 from mae.pretraining.watch import online_eval as monitor
 from mae.pretraining.watch.online_eval import make_monitor
 from mae.randomness import FIXED_EPOCH, sample_keys

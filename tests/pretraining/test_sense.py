@@ -7,7 +7,7 @@ import pytest
 from mae.config import RunConfig
 from mae.errors import UsageError
 from mae.models.presets import model_config
-from mae.pretraining.resolve import advised_batch
+from mae.pretraining.derived import advised_batch
 from mae.pretraining.sanity import (
     LARGEST_WARMUP,
     LEAST_REACH,

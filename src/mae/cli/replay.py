@@ -25,7 +25,7 @@ def replay_step(path: Annotated[Path, tyro.conf.Positional], device: Device = "a
     """
     from rich.console import Console
 
-    from mae.pretraining.resolve import images_per_step
+    from mae.pretraining.derived import images_per_step
     from mae.pretraining.watch.replay_step import replay
     from mae.report.terminal.console import show_table
     from mae.training.run_folder import RunFolder

@@ -27,7 +27,8 @@ from mae.experiments.core.results import StudyResult
 from mae.experiments.core.runner import check_finished, run_jobs, study_folder, write_specs
 from mae.experiments.core.stats import differences
 from mae.experiments.studies import STUDIED, find_study
-from mae.pretraining.resolve import absolute_source, resolve_config, said, source_stem, total_steps
+from mae.pretraining.derived import total_steps
+from mae.pretraining.resolve import absolute_source, resolve_config, said, source_stem
 from mae.recipes import recipe_config
 from mae.report.terminal.tables import show_grid
 from mae.text import visible

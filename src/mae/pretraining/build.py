@@ -30,8 +30,9 @@ from mae.models.fingerprint import config_of_file, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.capture import write_capture
+from mae.pretraining.derived import peak_rate, warmup_steps
 from mae.pretraining.init_weights import load_initial_weights
-from mae.pretraining.resolve import RunContext, peak_rate, warmup_steps
+from mae.pretraining.resolve import RunContext
 from mae.randomness import FIXED_EPOCH, sample_keys
 from mae.report.figures.panels import draw_panels
 from mae.report.figures.tones import rgb_channels

@@ -13,7 +13,8 @@ from mae.data.loading.sampler import make_shuffle
 from mae.errors import MAEError, UsageError
 from mae.models.file import model_metadata
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.pretraining.resolve import RunContext, images_per_step
+from mae.pretraining.derived import images_per_step
+from mae.pretraining.resolve import RunContext
 from mae.records import shown, to_json, write_json
 from mae.training.state import MODEL, TEACHER
 

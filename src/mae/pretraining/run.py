@@ -25,15 +25,10 @@ from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.pretraining.build import baselines_of, check_disk, check_model, fresh_model, make_trainer, panel_drawer
 from mae.pretraining.checks.doctor import examine
+from mae.pretraining.derived import in_smaller_parts
 from mae.pretraining.estimate.compilation import settle_compilation
-from mae.pretraining.resolve import (
-    RunContext,
-    default_place,
-    find_begun_weights,
-    in_smaller_parts,
-    prepare_run,
-    stored_config,
-)
+from mae.pretraining.resolve import RunContext, default_place, prepare_run
+from mae.pretraining.resume import find_begun_weights, stored_config
 from mae.pretraining.summary import show_header, show_summary, summarise
 from mae.pretraining.watch.alerts import make_health
 from mae.pretraining.watch.online_eval import make_monitor, steps_between_looks

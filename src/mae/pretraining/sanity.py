@@ -12,7 +12,7 @@ from mae.core.method import MethodConfig
 from mae.errors import UsageError
 from mae.models.build import build_model
 from mae.models.presets import model_config
-from mae.pretraining.resolve import (
+from mae.pretraining.derived import (
     FEW_STEPS_AN_EPOCH,
     advised_batch,
     num_held_out,

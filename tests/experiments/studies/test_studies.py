@@ -37,7 +37,8 @@ from mae.experiments.studies.mask_ratio import MaskRatio
 from mae.experiments.studies.quality import Quality
 from mae.experiments.studies.target import Target
 from mae.models.build import build_model
-from mae.pretraining.resolve import resolve_config, total_steps
+from mae.pretraining.derived import total_steps
+from mae.pretraining.resolve import resolve_config
 from mae.recipes import recipe_config
 from mae.recipes.improved import improved
 

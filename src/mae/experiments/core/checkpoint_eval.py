@@ -11,7 +11,7 @@ from mae.core.method import MethodConfig
 from mae.errors import MAEError
 from mae.experiments.core.results import CheckpointMetrics
 from mae.models.summary import summarise
-from mae.pretraining.resolve import ratio_schedule, steps_per_epoch
+from mae.pretraining.derived import ratio_schedule, steps_per_epoch
 from mae.pretraining.run import load
 from mae.training.checkpoint import good_checkpoints
 from mae.training.log import loss_rows, read_rows

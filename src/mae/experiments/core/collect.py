@@ -26,7 +26,7 @@ from mae.models.file import load_model
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.build import pictured
-from mae.pretraining.resolve import steps_per_epoch
+from mae.pretraining.derived import steps_per_epoch
 from mae.recipes import recipe_config
 from mae.report.figures.comparison import draw_comparison
 from mae.report.html.page import Section

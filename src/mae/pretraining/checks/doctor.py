@@ -20,6 +20,7 @@ from mae.models.file import load_with_report
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.build import fresh_model, make_loader, num_workers, some_images
 from mae.pretraining.checks.model import Subject, check_model
+from mae.pretraining.derived import in_smaller_parts, peak_rate, warmup_steps
 from mae.pretraining.estimate.profile import (
     LONG_WAIT,
     available_memory,
@@ -28,7 +29,7 @@ from mae.pretraining.estimate.profile import (
     measure_steps,
     pace_of,
 )
-from mae.pretraining.resolve import RunContext, in_smaller_parts, peak_rate, prepare_run, warmup_steps
+from mae.pretraining.resolve import RunContext, prepare_run
 from mae.pretraining.sanity import SHALLOW_DECODER
 from mae.recipes import recipe_config
 from mae.report.terminal.diagnosis import Diagnosis

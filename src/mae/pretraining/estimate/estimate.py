@@ -16,6 +16,7 @@ from mae.contention import Contention, num_cores
 from mae.data.dataset.images import ImageSet
 from mae.errors import UsageError
 from mae.pretraining.build import fresh_model, num_workers
+from mae.pretraining.derived import effect_of_micro_batches, num_held_out, total_steps
 from mae.pretraining.estimate.compilation import is_worth_trying, settle_compilation
 from mae.pretraining.estimate.profile import (
     LONG_WAIT,
@@ -29,14 +30,7 @@ from mae.pretraining.estimate.profile import (
     pace_of,
 )
 from mae.pretraining.init_weights import InitWeights, inherit_config
-from mae.pretraining.resolve import (
-    RunContext,
-    effect_of_micro_batches,
-    num_held_out,
-    prepare_run,
-    resolve_config,
-    total_steps,
-)
+from mae.pretraining.resolve import RunContext, prepare_run, resolve_config
 from mae.pretraining.sanity import MOST_EPOCHS, advise, advised_epochs, check_schedule, num_parameters
 from mae.recipes import recipe_config
 from mae.report.terminal.console import duration

@@ -26,7 +26,8 @@ from mae.models.file import load_model
 from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.pretraining.capture import CAPTURE, Capture
-from mae.pretraining.resolve import DECIDING_FACTS, augmentation_of, held_out_of, images_per_step, unit_of, weights_of
+from mae.pretraining.derived import augmentation_of, held_out_of, images_per_step
+from mae.pretraining.resolve import DECIDING_FACTS, unit_of, weights_of
 from mae.pretraining.same_images import check_same
 from mae.pretraining.teacher import open_teacher
 from mae.randomness import sample_keys, view_keys

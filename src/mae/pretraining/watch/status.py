@@ -265,7 +265,7 @@ def _total_steps(
     if config.optim.epochs is None or config.optim.batch_size is None:
         raise UsageError(f"{_CONFIG} names no length or no batch; expected one that a run has written")
 
-    from mae.pretraining.resolve import total_steps  # loads PyTorch, and only older runs do not tell
+    from mae.pretraining.derived import total_steps  # loads PyTorch, and only older runs do not tell
 
     return total_steps(config, int(found["images"]))
 
