@@ -15,11 +15,12 @@ import mae
 from mae.data.dataset.images import load_images
 from mae.data.loading.loader import evaluation_batches, normalise
 from mae.data.loading.worker import CropDataset
-from mae.data.sources.open import open_labelled
+from mae.data.sources.open import open_labelled, open_source
 from mae.errors import MAEError, UsageError
 from mae.evaluation.common.feature_stats import alignment, measure_spread
 from mae.evaluation.common.neighbours import knn_rank
-from mae.modalities.images.crop import Augmentation
+from mae.modalities.images.crop import Augmentation, central_crop
+from mae.pretraining.build import pictured
 from mae.pretraining.resolve import prepare_run
 from mae.pretraining.watch import online_eval as monitor
 from mae.pretraining.watch.online_eval import steps_between_looks, summarise_monitoring
@@ -126,6 +127,24 @@ def test_the_numbers_are_those_of_the_features(pretrain: Run, tmp_path: Path, fe
         20
     ]
     assert last["knn"] == pytest.approx((ranked[:, 0] == data.test.labels).double().mean().item(), abs=0.006)
+
+
+def test_images_larger_than_224_pixels_are_cut_as_evaluations_cut_them(
+    pretrain: Run, labelled: Path, tmp_path: Path
+) -> None:
+    """All pixels of a square's shorter side, where smaller sizes keep 0.875 of it."""
+    pretrain(source=labelled, img_size=232, patch_size=58, batch_size=16, steps=1)
+    model = mae.load(tmp_path / "run")
+    with torch.no_grad():
+        features = model.encode(model.preprocess(sorted(labelled.rglob("*.png")))).mean
+    seen, spread = looks(tmp_path / "run")[1], measure_spread(features).as_dict()
+    assert [seen[name] for name in sorted(LABEL_FREE - {"alignment"})] == pytest.approx(
+        [spread[name] for name in sorted(LABEL_FREE - {"alignment"})], rel=1e-4
+    )
+    images = load_images(open_source(str(labelled), data_root=tmp_path), in_chans=1)
+    crops, _ = pictured(images, (232, 232), seed=0)
+    whole = {central_crop(images.get(number), (232, 232), 1.0).numpy().tobytes() for number in range(20)}
+    assert {crop.numpy().tobytes() for crop in crops} <= whole
 
 
 def test_watching_changes_nothing(pretrain: Run, tmp_path: Path):

@@ -28,6 +28,7 @@ from mae.models.build import build_model
 from mae.models.file import load_model, model_metadata
 from mae.models.fingerprint import config_of_file, output_fingerprint
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.preprocess import official_crop_share
 from mae.models.reconstruction import reconstruct
 from mae.pretraining.capture import write_capture
 from mae.pretraining.derived import peak_rate, warmup_steps
@@ -342,7 +343,7 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: Backgro
 def pictured(images: ImageSet, img_size: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
     """Crops `[8, C, H, W]` of the images that pictures show, the same ones each time, and the keys of their masks."""
     shown = list(islice(readable(images, candidates(images, seed, _NUM_PICTURED)), _NUM_PICTURED))
-    crops = torch.stack([central_crop(image, img_size) for _, image in shown])
+    crops = torch.stack([central_crop(image, img_size, official_crop_share(img_size)) for _, image in shown])
     return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
 
 

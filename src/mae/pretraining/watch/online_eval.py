@@ -30,6 +30,7 @@ from mae.evaluation.common.neighbours import knn_rank
 from mae.modalities.images.crop import Augmentation, central_crop
 from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
+from mae.models.preprocess import official_crop_share
 from mae.pretraining.build import candidates, readable
 from mae.pretraining.resolve import RunContext
 from mae.pretraining.watch.looks import read_looks
@@ -131,7 +132,7 @@ class _Unlabelled:
         images, size, seed = prepared.images, prepared.method.tokenizer.img_size, prepared.config.optim.seed
         order = candidates(images, seed, _LABEL_FREE_IMAGES)
         chosen = list(islice(readable(images, order), _LABEL_FREE_IMAGES))
-        self._whole = torch.stack([central_crop(image, size) for _, image in chosen])
+        self._whole = torch.stack([central_crop(image, size, official_crop_share(size)) for _, image in chosen])
         numbers = torch.tensor([number for number, _ in chosen[:_VIEWED_IMAGES]])
         crops = CropDataset(images=images, numbers=numbers, img_size=size, augmentation=Augmentation())
         keys = [sample_keys(seed, FIXED_EPOCH - view, numbers).tolist() for view in (0, 1)]
@@ -173,7 +174,8 @@ class _HeldOut:
         chosen = list(islice(readable(images, order), _HELD_OUT_IMAGES))
         if not chosen:
             raise MAEError(f"{images.name}: none of {len(numbers):,} held-out images could be read; remove those files")
-        crops = torch.stack([central_crop(image, self._prepared.method.tokenizer.img_size) for _, image in chosen])
+        size = self._prepared.method.tokenizer.img_size
+        crops = torch.stack([central_crop(image, size, official_crop_share(size)) for _, image in chosen])
         return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in chosen]))
 
     def measure(self) -> dict[str, float]:
@@ -243,7 +245,8 @@ class _Labelled:
         fitting = max(1, _CROP_BYTES // one_image * most // (_TRAIN_IMAGES + _TEST_IMAGES))
         most = min(most, fitting)
         order = candidates(images, config.optim.seed, most)
-        chosen = [(number, central_crop(image, size)) for number, image in islice(readable(images, order), most)]
+        share = official_crop_share(size)
+        chosen = [(number, central_crop(image, size, share)) for number, image in islice(readable(images, order), most)]
         if not chosen:
             raise MAEError(f"{images.name}: none of {len(images):,} images could be read; give others with --monitor")
         return torch.stack([crop for _, crop in chosen]), split.labels[[number for number, _ in chosen]]
