@@ -108,9 +108,11 @@ def _show_model(model: str, options: Mapping[str, Any]) -> int:
     from mae.interop.imports.catalogue import find_public
     from mae.models.presets import ALIASES, find_model
     from mae.report.terminal.console import show_table
+    from mae.training.run_folder import check_local
 
     if Path(model).exists():
         return _show_trained(model, options)
+    check_local(Path(model))
     if model not in ALIASES and find_public(model) is not None:
         raise UsageError(f"{model} are public weights; 'mae list weights {model}' tells of them, 'mae import' fetches")
     find_model(model)

@@ -1,6 +1,7 @@
 """The files in the folder of a run; what it lacks is told without PyTorch, which nothing at the top here imports."""
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from mae.training.state import MANIFEST, MODEL
 
 _EXPECTED = "expected a run folder, one of its checkpoints or a .safetensors file"
 _LOOKED_AT = 100
+_REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one of the slashes
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class RunFolder:
         """Make sure that a new run can begin here.
 
         Raises:
-            UsageError: there is something in the folder already, it is a file, or it cannot be made.
+            UsageError: there is something in the folder already, it is a file, a remote address, or cannot be made.
         """
+        check_local(self.root)
         if self.holds_run:
             raise UsageError(
                 f"{self.root} holds another run; go on with it by '{self.resume_command}', or choose another --out"
@@ -152,6 +155,7 @@ def check_resumable(folder: RunFolder | None) -> RunFolder:
     if folder is None:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
     if not folder.holds_run:
+        check_local(folder.root)
         raise UsageError(f"{folder.root} holds no run to go on with (no {folder.config.name} there)")
     return folder
 
@@ -204,6 +208,19 @@ def find_weights(path: Path) -> Path:
     raise UsageError(f"{path} is {what}; {_EXPECTED}")
 
 
+def check_local(path: Path) -> None:
+    """Refuse a remote address where a run or a model should stand.
+
+    Raises:
+        UsageError: that.
+    """
+    if found := _REMOTE.fullmatch(path.as_posix()):
+        raise UsageError(
+            f"{found[1]}://{found[2]} is a remote address, and runs and models are read and written on this machine "
+            "alone; name a local path, and copy them from there or to there"
+        )
+
+
 def check_model(path: Path) -> None:
     """Refuse what is surely no model: nothing, or images, which stand after the model in every command.
 
@@ -211,6 +228,7 @@ def check_model(path: Path) -> None:
         UsageError: that.
     """
     if not path.exists():
+        check_local(path)
         near = get_close_matches(path.name, [entry.name for entry in siblings(path)], n=1, cutoff=0.6)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise UsageError(f"{path} is not there; {_EXPECTED}{hint}")

@@ -25,7 +25,7 @@ from mae.report.figures.curves import Line, read_line
 from mae.report.html.watch import Look, Newest, RunState, Warned, terminal_view, write_watch_page
 from mae.training.lock import was_killed
 from mae.training.log import LogRow, loss_rows, read_rows
-from mae.training.run_folder import RunFolder
+from mae.training.run_folder import RunFolder, check_local
 from mae.training.run_records import Ending, read_ending, read_image_facts, read_summary, read_training
 
 # The names that `RunFolder` gives, which cannot be asked: its file loads PyTorch.
@@ -134,6 +134,7 @@ def read_state(folder: Path, *, now: float, silent: float | None = None) -> RunS
         with _explained(folder, _TRAINING):
             return _training_state(folder, now, now - silent if silent is not None else _written_at(folder, now))
     if not (folder / _CONFIG).is_file():
+        check_local(folder)
         raise UsageError(f"{folder} holds no run (no {_CONFIG} there); give the folder of a run, such as runs/NAME")
     config = RunConfig.read(folder / _CONFIG, as_options=True)  # components would load PyTorch
     found = read_image_facts(folder / _DATA, needed=("images",))
