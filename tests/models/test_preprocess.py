@@ -141,6 +141,18 @@ def test_what_is_no_image_is_refused(model: PretrainedEncoder, image, says: str)
         model.preprocess(image)
 
 
+def test_values_that_are_unusual_for_the_model_are_told(caplog: pytest.LogCaptureFixture):
+    """As evaluations tell it: 16-bit files of a sensor that fills 12 of the bits."""
+    model, twelve_bits = tiny_model(pixel_dtype="uint8", **STATISTICS), noise(30, 41).astype(np.uint16) * 16
+    model.preprocess(twelve_bits)
+    assert "image 1: the values (uint16) have mean" in caplog.text
+    assert "features of such images mean little unless they really are like this" in caplog.text
+    caplog.clear()
+    model.preprocess(noise(30, 41))
+    mae.transforms(model)(twelve_bits)  # a data set would say it of each image
+    assert not caplog.text
+
+
 def test_a_model_without_statistics_says_so():
     with pytest.raises(UsageError, match="holds no channel statistics"):
         tiny_model().preprocess(noise(8, 8))

@@ -1,6 +1,7 @@
 """Images that a user gives one by one: read, brought to a model's channels and unit, cropped as evaluation does."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ Whole numbers of 8 or 16 bits, or floating point as it is.
 Images = OneImage | Sequence[OneImage]
 """One or several; arrays and tensors also with a leading axis of images."""
 
+_log = logging.getLogger(__name__)
+
 _TYPES, _TENSOR_TYPES = (np.uint8, np.uint16, np.float32), (torch.uint8, torch.uint16, torch.float32)
 
 
@@ -58,12 +61,15 @@ class InputImage:
         return self.scale == np.iinfo(np.uint8).max or self.pixels.dtype == np.uint8
 
 
-def given_images(images: Images, wanted: Preprocessing) -> list[InputImage]:
+def given_images(
+    images: Images, wanted: Preprocessing, *, tell: Callable[[str], object] = _log.warning
+) -> list[InputImage]:
     """The images in their order.
 
     Args:
         images: files, Pillow's images or pixel values; of files that name their channels the model's are taken.
         wanted: the model's channels; grey becomes colour by replication, colour becomes grey by its luma.
+        tell: is given what is unusual about their values, if anything is.
 
     Raises:
         UsageError: no image, a file that is not there, other channels, a tensor of another shape or type, or values in
@@ -88,7 +94,8 @@ def given_images(images: Images, wanted: Preprocessing) -> list[InputImage]:
         if num_channels != channels and {num_channels, channels} != {1, 3}:
             raise UsageError(f"{name} has {num_channels} channels; the model expects {channels}")
     given = [_in_form(pixels, wanted, name) for name, pixels in named]
-    _check_units(given, [pixels.dtype for _, pixels in named], wanted)
+    if unusual := _check_units(given, [pixels.dtype for _, pixels in named], wanted):
+        tell(unusual)
     return given
 
 
@@ -101,14 +108,14 @@ def one_by_one(images: Images) -> list[OneImage]:
     return [images]
 
 
-def _check_units(given: Sequence[InputImage], found: Sequence[np.dtype], wanted: Preprocessing) -> None:
+def _check_units(given: Sequence[InputImage], found: Sequence[np.dtype], wanted: Preprocessing) -> str | None:
     total = no_moments(wanted.in_chans)
     for image in given:
         pixels = in_unit(image.pixels, None) if image.pixels.dtype.kind == "u" else image.pixels
         # A hole may hide values that are not finite.
         known = np.where(np.isfinite(pixels), pixels, np.float32(np.nan))
         total = join(total, moments_of(torch.from_numpy(known).permute(2, 0, 1)))
-    check_moments(
+    return check_moments(
         total,
         name=given[0].name if len(given) == 1 else f"{len(given)} images",
         mean=wanted.mean,

@@ -32,7 +32,7 @@ class ImageTransform:
     def __call__(self, image: OneImage) -> Float32[Tensor, "C H W"]:
         """The normalised crop, on the CPU."""
         mean, std = statistics_of(self.wanted)
-        given = given_images([image], self.wanted)[0]
+        given = given_images([image], self.wanted, tell=lambda unusual: None)[0]  # else told of each image
         if self.augmentation is None:
             return (crop_image(given, self.wanted) - mean) / std
         pixels = whole(given)
