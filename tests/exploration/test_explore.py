@@ -144,7 +144,7 @@ def test_copies_alone_are_found_though_the_model_tells_nothing_apart(
 def test_the_map_sets_the_two_kinds_apart(made: Path):
     data = map_data((made / "page.html").read_text())
     assert data["classes"] == ["cold", "warm"] and len(data["names"]) == COUNT
-    labels = numbers(data["labels"], "<i2")
+    labels = numbers(data["labels"], "<i4")
     assert [name.startswith("warm/") for name in data["names"]] == (labels == 1).tolist()
     places = numbers(data["places"], "<u2").reshape(COUNT, 2) / 65535
     centres = [places[labels == label].mean(axis=0) for label in (0, 1)]

@@ -87,13 +87,13 @@ def _html(run: ExploreRun, *, side: int, picture: bytes) -> "Markup":
 def _data(
     run: ExploreRun, places: Float32[Tensor, "n 2"], thumbnails: Thumbnails, colours: Mapping[int, Tensor]
 ) -> dict[str, object]:
-    """What the script reads: numbers as little-endian integers of 16 bits in base64."""
+    """What the script reads: numbers as little-endian integers in base64, classes of 32 bits and the others of 16."""
     cosines, neighbours = run.neighbours
     return {
         "names": run.names,
         "classes": [visible(name) for name in run.class_names],
         "colours": {str(label): _hex(colour) for label, colour in colours.items()},
-        "labels": _packed(run.row_labels, "<i2"),
+        "labels": _packed(run.row_labels, "<i4"),
         "places": _packed((places * _LARGEST).round(), "<u2"),
         "neighbours": _packed(neighbours, "<u2"),
         "cosines": _packed((cosines * _COSINE_STEPS).round(), "<i2"),

@@ -8,7 +8,7 @@ const data = JSON.parse(element("map-data").textContent);
 const count = data.names.length;
 
 const places = Float32Array.from(numbers(data.places, "getUint16"), (value) => value / 65535);
-const labels = Int16Array.from(numbers(data.labels, "getInt16"));
+const labels = Int32Array.from(numbers(data.labels, "getInt32", 4));
 const neighbours = Uint16Array.from(numbers(data.neighbours, "getUint16"));
 const cosines = Float32Array.from(numbers(data.cosines, "getInt16"), (value) => value / 10000);
 const perImage = neighbours.length / count;
@@ -16,10 +16,10 @@ const searched = data.names.map((name, image) => `${name}\n${className(image)}`.
 const byClass = groupByClass();
 const levels = chooseThumbnails();
 
-/** Integers of 16 bits in base64, little-endian on every machine. */
-function numbers(text, read) {
+/** Integers of some bytes in base64, little-endian on every machine. */
+function numbers(text, read, size = 2) {
   const bytes = new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
-  return Array.from({ length: bytes.byteLength / 2 }, (_, at) => bytes[read](2 * at, true));
+  return Array.from({ length: bytes.byteLength / size }, (_, at) => bytes[read](size * at, true));
 }
 
 function className(image) {
