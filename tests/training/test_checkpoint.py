@@ -149,7 +149,7 @@ def test_a_manifest_that_is_none_is_named(written: Path, manifest: str):
 def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
     make_trainer(tmp_path, checkpoint_keep_every=3).run()
     for step in (9, 12):
-        (tmp_path / f"step-{step:08d}" / "state.json").write_text("{}")
+        (tmp_path / f"step-{step:08d}" / checkpoint.MODEL).write_text("{}")
     trainer = make_trainer(tmp_path)
     trainer.resume(tmp_path / "step-00000006")
     trainer.step = 8
@@ -158,12 +158,15 @@ def test_damaged_ones_that_are_newer_push_no_good_one_out(tmp_path: Path):
     assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 6, 8]
 
 
-def test_good_checkpoints_come_by_step_without_the_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_good_checkpoints_come_by_step_without_those_of_damaged_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     make_trainer(tmp_path, checkpoint_keep_every=3).run()
-    (tmp_path / "step-00000006" / "state.json").write_text("{}")
+    (tmp_path / "step-00000006" / checkpoint.MODEL).write_text("{}")
+    (tmp_path / "step-00000009" / checkpoint.OPTIMIZER).unlink()  # nobody who asks for them reads it
     assert list(checkpoint.good_checkpoints(tmp_path)) == [3, 9, 12]
     (told,) = caplog.messages
-    assert told.startswith(str(tmp_path / "step-00000006" / "state.json")) and told.endswith("; it is skipped")
+    assert told.startswith(str(tmp_path / "step-00000006" / checkpoint.MODEL)) and told.endswith("; it is skipped")
     assert list(checkpoint.good_checkpoints(tmp_path).items()) == [
         (step, tmp_path / f"step-{step:08d}") for step in (3, 9, 12)
     ]

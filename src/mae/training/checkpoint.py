@@ -274,10 +274,10 @@ def usable_checkpoint(folder: Path) -> tuple[Path | None, str]:
 
 
 def good_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint that verifies, by step in ascending order; the others are logged."""
+    """Every checkpoint whose weights verify, by step in ascending order; the others are logged."""
     good: dict[int, Path] = {}
     for path in _committed(folder):
-        if wrong := check(path):
+        if wrong := check_weights(path):
             tell(f"{wrong}; it is skipped")
         else:
             good[_step(path)] = path
