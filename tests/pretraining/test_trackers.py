@@ -93,7 +93,7 @@ def test_a_tracker_that_cannot_begin_is_told_with_how_to_go_on(
     pretrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*args: object, **options: object) -> Any:
-        raise OSError("no network\nand more")
+        raise OSError("no network.\nand more")
 
     monkeypatch.setattr(trackers, "_WITH_ID", {"wandb": refuse})
     monkeypatch.setattr(installed, "find_spec", lambda package: find_spec("json"))

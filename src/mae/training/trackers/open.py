@@ -56,7 +56,7 @@ def open_trackers(
 
 
 def _why_not(name: str, folder: RunFolder, run_id: str | None, error: Exception) -> str:
-    told = (str(error).strip() or type(error).__name__).splitlines()[0]
+    told = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     known = f" continue run {run_id} of {folder.tracking}" if run_id is not None else " begin a run"
     return (
         f"--log-to {name} cannot{known}: {told}. Mend that and go on with "
