@@ -1,5 +1,6 @@
 """What `--gpus` refuses and starts; that its processes train is in tests/pretraining/test_resume.py."""
 
+import logging
 import signal
 from typing import Any
 
@@ -71,6 +72,17 @@ def ended(monkeypatch: pytest.MonkeyPatch, ends: Exception | None) -> list[Any]:
     for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         monkeypatch.setenv(name, "SIGTERM" if "SIGNALS" in name else "30")
     return started
+
+
+def test_the_launcher_itself_says_nothing_of_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The process that found it has told it."""
+    log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    caplog.set_level(logging.WARNING, logger=log.name)  # which is as it was afterwards
+    ended(monkeypatch, ChildFailedError("", {0: failure(2, 1)}))
+    assert launch.launch(2, device="cpu", command=["pretrain", "photos", "--gpus", "2"]) == 2
+    assert not log.isEnabledFor(logging.ERROR)
 
 
 def test_a_killed_process_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """`--gpus N`: the same command in N processes of this machine, started by PyTorch's launcher."""
 
+import logging
 import os
 import signal
 import sys
@@ -57,6 +58,8 @@ def launch(gpus: int, *, device: str, command: Sequence[str]) -> int:
         max_restarts=0,
         signals_to_handle=os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"],
     )
+    # A process that fails says why itself, and of one that was killed it is said below.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-P", "-m", "mae", *without_gpus(command))
     except ChildFailedError as error:
