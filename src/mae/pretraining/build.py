@@ -340,10 +340,15 @@ def panel_drawer(prepared: RunContext, model: MaskedAutoencoder, writer: Backgro
     return draw
 
 
+def evaluated_crop(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """What evaluations see of an image `[C, h, w]`, which numbers and pictures of a run therefore show too."""
+    return central_crop(image, size, official_crop_share(size))
+
+
 def pictured(images: ImageSet, img_size: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
     """Crops `[8, C, H, W]` of the images that pictures show, the same ones each time, and the keys of their masks."""
     shown = list(islice(readable(images, candidates(images, seed, _NUM_PICTURED)), _NUM_PICTURED))
-    crops = torch.stack([central_crop(image, img_size, official_crop_share(img_size)) for _, image in shown])
+    crops = torch.stack([evaluated_crop(image, img_size) for _, image in shown])
     return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in shown]))
 
 

@@ -27,11 +27,10 @@ from mae.evaluation.common.feature_stats import measure_spread
 from mae.evaluation.common.logistic import fit_logistic
 from mae.evaluation.common.metrics import majority_share, top_k_accuracy
 from mae.evaluation.common.neighbours import knn_rank
-from mae.modalities.images.crop import Augmentation, central_crop
+from mae.modalities.images.crop import Augmentation
 from mae.models.inference import undisturbed
 from mae.models.masked_autoencoder import MaskedAutoencoder
-from mae.models.preprocess import official_crop_share
-from mae.pretraining.build import candidates, readable
+from mae.pretraining.build import candidates, evaluated_crop, readable
 from mae.pretraining.resolve import RunContext
 from mae.pretraining.watch.looks import read_looks
 from mae.randomness import FIXED_EPOCH, permutation, sample_keys
@@ -132,7 +131,7 @@ class _Unlabelled:
         images, size, seed = prepared.images, prepared.method.tokenizer.img_size, prepared.config.optim.seed
         order = candidates(images, seed, _LABEL_FREE_IMAGES)
         chosen = list(islice(readable(images, order), _LABEL_FREE_IMAGES))
-        self._whole = torch.stack([central_crop(image, size, official_crop_share(size)) for _, image in chosen])
+        self._whole = torch.stack([evaluated_crop(image, size) for _, image in chosen])
         numbers = torch.tensor([number for number, _ in chosen[:_VIEWED_IMAGES]])
         crops = CropDataset(images=images, numbers=numbers, img_size=size, augmentation=Augmentation())
         keys = [sample_keys(seed, FIXED_EPOCH - view, numbers).tolist() for view in (0, 1)]
@@ -175,7 +174,7 @@ class _HeldOut:
         if not chosen:
             raise MAEError(f"{images.name}: none of {len(numbers):,} held-out images could be read; remove those files")
         size = self._prepared.method.tokenizer.img_size
-        crops = torch.stack([central_crop(image, size, official_crop_share(size)) for _, image in chosen])
+        crops = torch.stack([evaluated_crop(image, size) for _, image in chosen])
         return crops, sample_keys(seed, FIXED_EPOCH, torch.tensor([number for number, _ in chosen]))
 
     def measure(self) -> dict[str, float]:
@@ -245,8 +244,7 @@ class _Labelled:
         fitting = max(1, _CROP_BYTES // one_image * most // (_TRAIN_IMAGES + _TEST_IMAGES))
         most = min(most, fitting)
         order = candidates(images, config.optim.seed, most)
-        share = official_crop_share(size)
-        chosen = [(number, central_crop(image, size, share)) for number, image in islice(readable(images, order), most)]
+        chosen = [(number, evaluated_crop(image, size)) for number, image in islice(readable(images, order), most)]
         if not chosen:
             raise MAEError(f"{images.name}: none of {len(images):,} images could be read; give others with --monitor")
         return torch.stack([crop for _, crop in chosen]), split.labels[[number for number, _ in chosen]]
