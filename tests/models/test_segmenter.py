@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 import mae
 from mae.errors import MAEError, UsageError
-from mae.models.file import Classes, kind_of, load_with_report
+from mae.models.file import load_with_report
+from mae.models.kinds import Classes, kind_of
 from mae.models.preprocess import Preprocessing
 from mae.models.segmenter import MapHead, Segmenter, build_segmenter, linear_head, upernet_head
 from mae.models.sliding import covering, likeliest, map_of_classes, sliding_probabilities, starts
@@ -157,7 +158,7 @@ def test_heads_that_cannot_be_are_refused(options: dict[str, Any], told: str):
 
 def test_a_file_without_a_described_head_is_refused():
     with pytest.raises(UsageError, match="head of a segmenter is not described"):
-        mae.models.file.build("segmenter", tiny_config(), Classes(count=2))
+        mae.models.kinds.build("segmenter", tiny_config(), Classes(count=2))
 
 
 def test_upernet_reads_the_blocks_of_the_published_recipe():

@@ -12,7 +12,7 @@ from mae.core.compatibility import least_visible
 from mae.core.method import MethodConfig
 from mae.core.types import Grid, Layout
 from mae.errors import UsageError
-from mae.models.file import rebuilt
+from mae.models.kinds import rebuilt
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 

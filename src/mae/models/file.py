@@ -8,7 +8,7 @@ when the file is loaded.
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,153 +23,36 @@ from mae import records
 from mae.core.kinds import MissingPackage
 from mae.core.method import MethodConfig
 from mae.errors import MAEError, UsageError
-from mae.models.build import build_encoder, build_model, build_pretrained_encoder
-from mae.models.classifier import (
-    AttentiveProbe,
-    Classifier,
-    ImageClassifier,
-    LinearProbe,
-    PooledProbe,
-    build_classifier,
-)
-from mae.models.detector import DetectionHead, Detector, build_detector
 from mae.models.fingerprint import TOLERANCE, OutputFingerprint, config_of_file, output_fingerprint
+from mae.models.kinds import (
+    CLASSIFIERS,
+    DETECTOR,
+    KINDS,
+    POOLED_PROBE,
+    SEGMENTER,
+    WITH_CLASSES,
+    Classes,
+    ObjectsFound,
+    build,
+    classes_of,
+    kind_of,
+    objects_found_by,
+    rebuilt,
+)
+from mae.models.load_report import MAX_SHOWN, LoadReport, count_part, first_names, printable
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
-from mae.models.segmenter import MapHead, Segmenter
 from mae.randomness import drawing_from
 from mae.version import __version__
 
 FORMAT = 4
 _KEY = "mae"
-MASKED_AUTOENCODER, ENCODER = "masked_autoencoder", "encoder"
-CLASSIFIER, LINEAR_PROBE, ATTENTIVE_PROBE, POOLED_PROBE = (
-    "classifier",
-    "linear_probe",
-    "attentive_probe",
-    "pooled_probe",
-)
-_CLASSIFIERS: Mapping[str, type[Classifier]] = {
-    CLASSIFIER: ImageClassifier,
-    LINEAR_PROBE: LinearProbe,
-    ATTENTIVE_PROBE: AttentiveProbe,
-    POOLED_PROBE: PooledProbe,
-}
-SEGMENTER, DETECTOR = "segmenter", "detector"
-_WITH_CLASSES = (*_CLASSIFIERS, SEGMENTER)
-_KINDS = (MASKED_AUTOENCODER, ENCODER, *_WITH_CLASSES, DETECTOR)
-"""Kinds of model that a file may hold."""
-
 _ORIGIN = ("recipe", "data_source", "data_fingerprint", "init_from", "imported_from")
 # A tensor takes some 150 bytes of the header, and the deepest model has 6,200 of them; the record may take twice its
 # length, as text within text. The library itself would read 100 MB.
 _MAX_HEADER, _MAX_RECORD, _MAX_DEPTH = 4 << 20, 1 << 20, 8
-_MAX_CLASSES = 1 << 20
 _MAX_AXES = 64  # PyTorch computes with no more, and takes a time of their square
 _FRESH_SEED = 0
-_NUM_NAMED, _MAX_SHOWN = 3, 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classes:
-    """What a head tells apart.
-
-    Attributes:
-        count: how many.
-        names: in the order of the logits; empty: not known.
-        feature: what a linear probe is given; empty for the head of a fine-tuned encoder.
-        head: of a segmenter.
-
-    Raises:
-        UsageError: a count that no head has.
-    """
-
-    count: int
-    names: tuple[str, ...] = ()
-    feature: str = ""
-    head: MapHead | None = None
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.count <= _MAX_CLASSES:
-            raise UsageError(f"count of classes is {self.count}; expected 2 to {_MAX_CLASSES:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectsFound:
-    """What a detector finds.
-
-    Attributes:
-        names: of the classes of objects.
-        head: of the detector.
-    """
-
-    names: tuple[str, ...]
-    head: DetectionHead
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartReport:
-    """What was loaded of the encoder or the decoder.
-
-    Attributes:
-        tensors: tensors that the file held.
-        tensors_expected: tensors that the part has.
-        parameters: values in the former.
-        parameters_expected: values in the latter.
-    """
-
-    tensors: int
-    tensors_expected: int
-    parameters: int
-    parameters_expected: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadReport:
-    """What a file held, and what was made of it.
-
-    Attributes:
-        encoder: what was loaded of the encoder.
-        decoder: what was loaded of the decoder.
-        missing: tensors that the file did not hold; they are freshly initialised.
-        ignored: tensors in the file that the model does not have.
-        probe: largest difference between the probe in the file and the loaded model's, relative; None: not compared.
-        channels: names of the channels; None: not known.
-        origin: recipe, data_source, data_fingerprint, init_from, imported_from, versions and licence, as far as they
-            are known.
-        notes: what else a reader must know.
-        classes: that the head tells apart; None without a head.
-    """
-
-    encoder: PartReport
-    decoder: PartReport
-    missing: tuple[str, ...]
-    ignored: tuple[str, ...]
-    probe: float | None
-    channels: tuple[str, ...] | None
-    origin: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    classes: int | None = None
-
-    def line(self) -> str:
-        """All of it in one line for a person."""
-        parts = [
-            f"loaded encoder {_tensors(self.encoder)} tensors ({_parameters(self.encoder)} parameters)",
-            f"decoder {_tensors(self.decoder)} ({_parameters(self.decoder)})"
-            if self.decoder.tensors_expected
-            else "no decoder",
-        ]
-        parts += [] if self.classes is None else [f"head of {self.classes:,} classes"]
-        parts += [f"not in the file and fresh: {_some(self.missing)}"] if self.missing else []
-        parts += [f"ignored: {_some(self.ignored)}"] if self.ignored else []
-        parts += self.notes
-        if self.probe is None and self.notes:  # weights of others hold none, and their notes tell what was compared
-            return ", ".join(parts)
-        if self.probe is not None:
-            parts.append(f"probe reproduced (largest difference {self.probe:.0e})")
-        else:
-            parts.append("probe not compared: " + ("tensors are missing" if self.missing else "the file holds none"))
-        return ", ".join(parts)
 
 
 def model_metadata(
@@ -281,8 +164,8 @@ def _check_described(model: PretrainedEncoder, config: MethodConfig) -> None:
     shapes, described = ({(name, each.shape) for name, each in of.items()} for of in (found, expected))
     if strange := sorted({name for name, _ in shapes ^ described}):
         raise UsageError(
-            f"the model's weights are not those that its configuration describes ({_some(strange)}), so that its file "
-            "could not be read; undo what was changed, as by torch.compile of a part or LoRA that was not merged"
+            f"the model's weights are not those that its configuration describes ({first_names(strange)}), so that its "
+            "file could not be read; undo what was changed, as by torch.compile of a part or LoRA that was not merged"
         )
 
 
@@ -306,7 +189,7 @@ def is_classifier(path: Path, *, pools: bool = False) -> bool:
         pools: whether it must have learned to make one vector of patch tokens, too.
     """
     kind = _kind_in(path)
-    return kind in _CLASSIFIERS and (not pools or kind == POOLED_PROBE)
+    return kind in CLASSIFIERS and (not pools or kind == POOLED_PROBE)
 
 
 def is_segmenter(path: Path) -> bool:
@@ -473,7 +356,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"it says {twice[:_MAX_SHOWN]!r} twice")
+        raise ValueError(f"it says {twice[:MAX_SHOWN]!r} twice")
     return made
 
 
@@ -489,8 +372,8 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             )
         config = MethodConfig.from_json(record["config"])
         kind = record["kind"]
-        if kind not in _KINDS:
-            raise ValueError(f"its kind is {records.shown(kind)}; expected one of {', '.join(_KINDS)}")
+        if kind not in KINDS:
+            raise ValueError(f"its kind is {records.shown(kind)}; expected one of {', '.join(KINDS)}")
         if (grid := record["grid"]) != list(config.layout.grid):
             raise ValueError(f"its grid is {records.shown(grid)}; its configuration makes {list(config.layout.grid)}")
         names, probe = None if config.tokenizer.channels is None else list(config.tokenizer.channels), record["probe"]
@@ -504,7 +387,7 @@ def _read_record(path: Path, metadata: Mapping[str, str]) -> _Record:
             described=record["config"],
             origin=dict(record["origin"]),
             probe=None if probe is None else records.from_json(OutputFingerprint, probe, what="probe's"),
-            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in _WITH_CLASSES else None,
+            classes=records.from_json(Classes, record["classes"], what="classes'") if kind in WITH_CLASSES else None,
             objects=records.from_json(ObjectsFound, record["objects"], what="objects'") if kind == DETECTOR else None,
         )
     except MissingPackage as error:
@@ -544,8 +427,8 @@ def check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, 
     if allow_partial is not None:
         if (share := encoder.parameters / encoder.parameters_expected) < allow_partial:
             raise MAEError(
-                f"{path} holds {_tensors(encoder)} encoder tensors, {share:.1%} of the encoder's values; "
-                f"allow_partial asks for {allow_partial:.1%}: missing are {_some(missing)}"
+                f"{path} holds {encoder.in_tensors} encoder tensors, {share:.1%} of the encoder's values; "
+                f"allow_partial asks for {allow_partial:.1%}: missing are {first_names(missing)}"
             )
         return
     decoder = sorted(name for name in expected if name.startswith("decoder."))
@@ -556,8 +439,8 @@ def check_names(path: Path, found: set[str], expected: Mapping[str, Tensor], *, 
         raise UsageError(_without_decoder(path, tensors))
     raise MAEError(
         f"{path} does not hold the tensors of its own configuration: {len(missing)} missing "
-        f"({_some(missing) or 'none'}), {len(extra)} extra ({_some(extra) or 'none'}); get the file anew, or take what "
-        "is there by load_with_report(…, allow_partial=…)"
+        f"({first_names(missing) or 'none'}), {len(extra)} extra ({first_names(extra) or 'none'}); get the file anew, "
+        "or take what is there by load_with_report(…, allow_partial=…)"
     )
 
 
@@ -567,61 +450,6 @@ def _without_decoder(path: Path, tensors: str = "") -> str:
         f"{path} holds an encoder only{there}; a masked autoencoder needs both, and reconstruction its decoder: use a "
         "checkpoint that pre-training wrote"
     )
-
-
-def build(
-    kind: str, config: MethodConfig, classes: Classes | None = None, found: ObjectsFound | None = None
-) -> PretrainedEncoder:
-    """A model of a kind that a file may hold, with fresh weights from PyTorch's global generator.
-
-    Args:
-        kind: one of the kinds.
-        config: of the model.
-        classes: of a classifier or a segmenter.
-        found: what a detector finds, and how.
-
-    Raises:
-        UsageError: values that do not fit each other.
-    """
-    if kind == DETECTOR:
-        if found is None:
-            raise UsageError("a detector's head is not described; expected what it finds, and how")
-        return build_detector(config, found.head, class_names=found.names, pretrained=None)
-    if kind in (LINEAR_PROBE, ATTENTIVE_PROBE, POOLED_PROBE):
-        assert classes is not None
-        head: dict[str, Any] = {"num_classes": classes.count, "class_names": classes.names, "config": config}
-        if kind == LINEAR_PROBE:
-            return LinearProbe(encoder=build_encoder(config), feature=classes.feature, **head)
-        return (PooledProbe if kind == POOLED_PROBE else AttentiveProbe)(encoder=build_encoder(config), **head)
-    if kind == CLASSIFIER:
-        assert classes is not None
-        return build_classifier(
-            config,
-            num_classes=classes.count,
-            class_names=classes.names,
-            drop_path=0.0,
-            label_smoothing=0.0,
-            pretrained=None,
-        )
-    if kind == SEGMENTER:
-        if classes is None or classes.head is None:
-            raise UsageError("the head of a segmenter is not described; expected its kind, layers and channels")
-        return Segmenter(
-            encoder=build_encoder(config),
-            head=classes.head,
-            num_classes=classes.count,
-            class_names=classes.names,
-            config=config,
-        )
-    return build_model(config) if kind == MASKED_AUTOENCODER else build_pretrained_encoder(config)
-
-
-def rebuilt(like: PretrainedEncoder, config: MethodConfig, weights: Mapping[str, Tensor]) -> PretrainedEncoder:
-    """A model of the same kind with these weights as float32, on the CPU, in evaluation mode."""
-    with drawing_from(0):  # overwritten below; leaves the caller's random state alone
-        model = build(kind_of(like), config, classes_of(like), objects_found_by(like))
-    model.load_state_dict(weights)
-    return model.eval()
 
 
 def _check_shapes(path: Path, file: Any, expected: Mapping[str, Tensor]) -> None:
@@ -658,72 +486,8 @@ def _reproduce(path: Path, model: PretrainedEncoder, record: _Record) -> float |
     return difference
 
 
-def kind_of(model: PretrainedEncoder) -> str:
-    """Which of the kinds a model is."""
-    for kind, type_ in _CLASSIFIERS.items():
-        if isinstance(model, type_):
-            return kind
-    if isinstance(model, Detector):
-        return DETECTOR
-    if isinstance(model, Segmenter):
-        return SEGMENTER
-    return MASKED_AUTOENCODER if isinstance(model, MaskedAutoencoder) else ENCODER
-
-
-def classes_of(model: PretrainedEncoder) -> Classes | None:
-    """What a classifier or a segmenter tells apart; None of another model."""
-    if isinstance(model, Segmenter):
-        return Classes(count=model.num_classes, names=model.class_names, head=model.described)
-    if not isinstance(model, Classifier):
-        return None
-    feature = model.feature if isinstance(model, LinearProbe) else ""
-    return Classes(count=model.num_classes, names=model.class_names, feature=feature)
-
-
-def objects_found_by(model: PretrainedEncoder) -> ObjectsFound | None:
-    """What a detector finds; None of another model."""
-    return ObjectsFound(names=model.class_names, head=model.described) if isinstance(model, Detector) else None
-
-
-def count_part(prefix: str, expected: Mapping[str, Tensor], found: set[str]) -> PartReport:
-    """What was found of the tensors whose names begin so."""
-    sizes = {name: tensor.numel() for name, tensor in expected.items() if name.startswith(prefix)}
-    there = [size for name, size in sizes.items() if name in found]
-    return PartReport(
-        tensors=len(there),
-        tensors_expected=len(sizes),
-        parameters=sum(there),
-        parameters_expected=sum(sizes.values()),
-    )
-
-
-def _tensors(part: PartReport) -> str:
-    return f"{part.tensors}/{part.tensors_expected}"
-
-
-def _parameters(part: PartReport) -> str:
-    whole = _short(part.parameters_expected)
-    return whole if part.tensors == part.tensors_expected else f"{_short(part.parameters)} of {whole}"
-
-
-def _short(number: int) -> str:
-    return f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number:,}"
-
-
 def _versions(stored: Any) -> str:
     """`mae 0.1.0, torch 2.15.0`; what a file of another origin may hold there instead, as it is."""
     if not isinstance(stored, dict):
         return "not known" if stored is None else records.shown(stored)
-    return _clear(", ".join(f"{name} {version}" for name, version in stored.items()))
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names."""
-    shown = [_clear(name) for name in names[:_NUM_NAMED]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _clear(text: str) -> str:
-    """Text from a file, which may hold any: control characters are escaped, and what is long is cut."""
-    return (text if text.isprintable() else repr(text))[:_MAX_SHOWN]
+    return printable(", ".join(f"{name} {version}" for name, version in stored.items()))

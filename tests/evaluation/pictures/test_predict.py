@@ -25,7 +25,8 @@ from mae.evaluation.protocols.linear_probe import LinearProbe
 from mae.evaluation.protocols.pooled_probe import PooledProbe
 from mae.evaluation.run import evaluate
 from mae.models.classifier import Classifier
-from mae.models.file import classes_of, is_classifier, kind_of, load_with_report, save
+from mae.models.file import is_classifier, load_with_report, save
+from mae.models.kinds import classes_of, kind_of
 
 QUICK = {"device": "cpu", "quiet": True}
 CLASSES = ("lying", "standing", "none")

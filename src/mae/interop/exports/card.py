@@ -14,7 +14,8 @@ from mae.evaluation.protocol import THIS_MODEL, EvaluationProtocol
 from mae.evaluation.protocols import PROTOCOLS
 from mae.evaluation.run import digest_of
 from mae.interop.imports.catalogue import public_weights
-from mae.models.file import LoadReport, classes_of, objects_found_by
+from mae.models.kinds import classes_of, objects_found_by
+from mae.models.load_report import LoadReport
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.records import read_json

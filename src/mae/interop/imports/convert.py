@@ -14,7 +14,7 @@ from mae.errors import MAEError, UsageError
 from mae.interop.imports.layer_scale import fold_layer_scale, has_layer_scale
 from mae.interop.imports.positions import StoredPositions, understand_positions
 from mae.modalities.images.patches import patch_grid
-from mae.models.file import Classes
+from mae.models.kinds import Classes
 from mae.models.presets import list_models, model_config
 from mae.records import PixelDtype
 

@@ -23,7 +23,9 @@ from mae.interop.imports.sidecar import (
     sidecar_licence,
     sidecar_metadata,
 )
-from mae.models.file import CLASSIFIER, ENCODER, MASKED_AUTOENCODER, LoadReport, build, check_names, count_part
+from mae.models.file import check_names
+from mae.models.kinds import CLASSIFIER, ENCODER, MASKED_AUTOENCODER, build
+from mae.models.load_report import LoadReport, count_part
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.pretrained import PretrainedEncoder
 from mae.randomness import drawing_from

@@ -10,8 +10,9 @@ from mae.interop.imports.convert import WeightMetadata
 from mae.interop.imports.libraries import library_folder, named_in_library
 from mae.interop.imports.load import load_external
 from mae.interop.imports.public import open_public
-from mae.models.file import LoadReport, is_own, load_with_report, model_metadata, save_model
+from mae.models.file import is_own, load_with_report, model_metadata, save_model
 from mae.models.fingerprint import output_fingerprint
+from mae.models.load_report import LoadReport
 from mae.models.pretrained import PretrainedEncoder
 from mae.records import check_new
 from mae.training.run_folder import RunFolder, find_weights

@@ -8,7 +8,7 @@ from mae.interop.imports.catalogue import MODELS, PublicWeights
 from mae.interop.imports.convert import WeightMetadata
 from mae.interop.imports.load import load_external
 from mae.interop.imports.sidecar import IMAGENET_MEAN, IMAGENET_STD, merged
-from mae.models.file import LoadReport
+from mae.models.load_report import LoadReport
 from mae.models.presets import model_config
 from mae.models.pretrained import PretrainedEncoder
 
