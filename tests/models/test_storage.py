@@ -466,7 +466,7 @@ def test_a_file_whose_header_does_not_describe_it_is_refused(
             "huge": struct.pack("<Q", 50 << 20) + b'{"a": "' + b"x" * (50 << 20) + b'"}',
         }[kind]
         whole.write_bytes(content)
-    monkeypatch.setattr(storage, "build_model", None)  # nothing is built, so nothing is allocated
+    monkeypatch.setattr(storage, "build", None)  # nothing is built, so nothing is allocated
     with pytest.raises(MAEError, match="cannot be read as a safetensors file: .*header"):
         load_model(whole)
 
