@@ -175,7 +175,7 @@ def test_an_animation_has_a_frame_a_checkpoint_in_order_of_steps(typed, capsys, 
 
 
 def test_a_damaged_checkpoint_is_no_frame(typed):
-    (typed / "run/checkpoints/step-00000020/state.json").write_text("[]")
+    (typed / "run/checkpoints/step-00000020/model.safetensors").write_bytes(b"\0")
     assert code_of("reconstruct run 0.png --animation --device cpu") == 0
     with Image.open("reconstruction.gif") as image:
         assert image.n_frames == 2

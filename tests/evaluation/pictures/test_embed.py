@@ -374,7 +374,7 @@ def test_where_a_learned_pooling_looks_is_drawn(probed, tmp_path, monkeypatch):
     assert len(weights) == len(drawn["notes"]) > 1
     shown = pixels * torch.tensor(drawn["std"])[:, None, None] + torch.tensor(drawn["mean"])[:, None, None]
     assert shown.min() >= 0 and shown.max() <= 1
-    files = [Path(note[0]) for note in drawn["notes"]]
+    files = [labelled / note[0] for note in drawn["notes"]]
     with torch.no_grad():
         torch.testing.assert_close(pixels, classifier.preprocess(files))
         patches = classifier.encode(classifier.preprocess(files)).patches
