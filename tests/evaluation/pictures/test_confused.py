@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from data.pictures import png
 from tiny_task import make_task, small_model, striped
 
+from mae.data.dataset.images import load_images
+from mae.data.sources.open import open_source
 from mae.evaluation.pictures import confused
 from mae.evaluation.pictures.confused import draw_confused, most_confused
 
@@ -39,3 +42,17 @@ def test_images_of_a_pair_are_of_that_pair(tmp_path: Path, monkeypatch: pytest.M
     assert seen["rows"] == [task.images("test").readable[wrong[:5]].tolist()]
     assert seen["notes"][0][0][2] == f"7 of {int((labels == 0).sum())}"
     assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_images_of_different_rows_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each row is of one class, which may have a folder: it is left out of names only where all rows are in it."""
+    for label in ("cat", "dog"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        (tmp_path / "photos" / label / "1.png").write_bytes(png(8, 8))
+    seen: list[list[list[list[str]]]] = []
+    monkeypatch.setattr(confused, "write_examples", lambda *args, notes, **named: seen.append(notes))
+    images = load_images(open_source(str(tmp_path / "photos"), data_root=tmp_path), in_chans=None)
+    draw_confused(
+        images, torch.tensor([0, 1]), torch.tensor([1, 0]), names=("cat", "dog"), title="t", path=tmp_path / "c.png"
+    )
+    assert [row[0][3] for row in seen[0]] == ["cat/1.png", "dog/1.png"]

@@ -39,12 +39,16 @@ def draw_confused(
         MAEError: an image cannot be read, or the file not be written.
     """
     rows, notes, numbers = [], [], images.readable
-    for true, given, count in most_confused(labels, predicted, num_classes=len(names)):
-        found = numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist()
+    pairs = most_confused(labels, predicted, num_classes=len(names))
+    found = [
+        numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist() for true, given, _ in pairs
+    ]
+    shown = [number for row in found for number in row]
+    called = dict(zip(shown, without_common_folders([images.item_name(number) for number in shown]), strict=True))
+    for (true, given, count), row in zip(pairs, found, strict=True):
         said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
-        rows.append([*found, *[None] * (_EACH - len(found))])
-        shown = without_common_folders([images.item_name(number) for number in found])
-        notes.append([[*said, name] for name in shown] + [[""] * 4] * (_EACH - len(found)))
+        rows.append([*row, *[None] * (_EACH - len(row))])
+        notes.append([[*said, called[number]] for number in row] + [[""] * 4] * (_EACH - len(row)))
     caption = "The commonest confusions, a row each: how many images of the true class were given the other one."
     write_examples(images, rows, notes=notes, names=[""] * _EACH, title=title, caption=caption, path=path)
 
