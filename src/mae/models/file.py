@@ -198,9 +198,13 @@ def is_segmenter(path: Path) -> bool:
 
 
 def is_from_scratch(path: Path) -> bool:
-    """Whether a file of this package names no weights that its training began with; False where it cannot be read."""
+    """Whether a file tells what it was trained on and no weights that this began with; False where it cannot be read.
+
+    A file of `save` tells neither.
+    """
     record = _record_in(path)
-    return record is not None and record.origin.get("init_from") is None
+    told = {} if record is None else record.origin
+    return told.get("data_source") is not None and told.get("init_from") is None
 
 
 def _kind_in(path: Path) -> str | None:
