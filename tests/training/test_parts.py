@@ -151,6 +151,8 @@ def test_a_run_folder_must_be_new(tmp_path: Path):
 def test_weights_are_looked_for_where_they_may_be(tmp_path: Path):
     with pytest.raises(UsageError, match="is not there"):
         find_weights(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"^https://host/run is a remote address"):
+        find_weights(Path("https://user:secret@host/run?key=secret"))
     with pytest.raises(UsageError, match="a folder without a model"):
         find_weights(tmp_path)
     RunFolder(tmp_path / "run").begin({}, {})

@@ -12,6 +12,7 @@ from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
+from mae.credentials import shown
 from mae.errors import MAEError, UsageError
 from mae.records import aside, check_folder, read_json, write_json
 from mae.training.lock import HOLDER, LOCK
@@ -215,9 +216,10 @@ def check_local(path: Path) -> None:
         UsageError: that.
     """
     if found := _REMOTE.fullmatch(path.as_posix()):
+        place = shown(f"{found[1]}://{found[2]}")
         raise UsageError(
-            f"{found[1]}://{found[2]} is a remote address, and runs and models are read and written on this machine "
-            "alone; name a local path, and copy them from there or to there"
+            f"{place} is a remote address, and runs and models are read and written on this machine alone; name a "
+            "local path, and copy them from there or to there"
         )
 
 
