@@ -1,7 +1,7 @@
 """What the numbers of an online evaluation mean: a name in words, which way is better, and what is normal."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 COLLAPSED_COSINE, COLLAPSED_RANK = 0.98, 5.0
@@ -87,11 +87,18 @@ MEANINGS: Mapping[str, Meaning] = {
 }
 """By the name under which `metrics.jsonl` has it. The ranges are those of the definitions
 (`mae.evaluation.common.feature_stats`); only the levels of collapse are rules of thumb."""
+_OF_CODEBOOK = ("codes_used", "codes_restarted")
 
 
 def meaning_of(name: str) -> Meaning:
-    """What a number means; one that is not known has its own name."""
-    return MEANINGS.get(name) or Meaning(name=name.replace("_", " "), better=None, normal="")
+    """What a number means; one that is not known has its own name.
+
+    Where a run has several codebooks, theirs begin with whose it is.
+    """
+    in_words = name.replace("_", " ")
+    if of_codebook := next((known for known in _OF_CODEBOOK if name.endswith(f"_{known}")), None):
+        return replace(MEANINGS[of_codebook], name=in_words)
+    return MEANINGS.get(name) or Meaning(name=in_words, better=None, normal="")
 
 
 def looks_collapsed(numbers: Mapping[str, float]) -> bool:

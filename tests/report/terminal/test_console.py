@@ -48,6 +48,13 @@ def test_rows_are_shown(terminal: bool, baseline: float | None) -> None:
     assert f"step 4/8  loss 0.5000{beside}  lr 1.00e-03  1,234 images/s" in text.getvalue()
 
 
+def test_numbers_of_either_codebook_are_told_alike() -> None:
+    text = StringIO()
+    display = ProgressDisplay(Console(file=text, width=200), total_steps=8, start_step=0, mean_baseline=None)
+    display.log({**EVALUATION, "evaluation": {"codes_used": 30.0, "code_prediction_codes_used": 9.0}})
+    assert "codes used 30 ↑  code prediction codes used 9 ↑" in text.getvalue()
+
+
 def test_other_terms_are_named_and_the_baseline_stands_beside_the_reconstruction() -> None:
     text = StringIO()
     display = ProgressDisplay(Console(file=text, width=200), total_steps=8, start_step=0, mean_baseline=1.0)
