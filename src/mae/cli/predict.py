@@ -122,7 +122,7 @@ def _predict_classes(
     told = [f"{count:,} {name}" for name, count in Counter(found.classes).most_common()]
     lines = [f"{count_of(len(found.names), 'image')}: {', '.join(told[:8])}{', ...' if len(told) > 8 else ''}"]
     if found.unreadable:
-        lines.append(f"{count_of(len(found.unreadable), 'file')} cannot be read, at the end of {out}")
+        lines.append(f"{count_of(len(found.unreadable), 'file')} cannot be read; see the end of {out}")
     return [*lines, f"Classes in {out}"]
 
 

@@ -134,8 +134,10 @@ def test_tables_hold_every_image_and_what_cannot_be_read(run: Path, labelled: Pa
 
 def test_the_command_writes_table_and_picture(run: Path, labelled: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (labelled / "test" / "none" / "broken.png").write_bytes(b"no image")
     assert main(["predict", "run", str(labelled), "--sheet", "s.png", "--device", "cpu"]) == 0
-    assert "45 images: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "45 images: " in said and "1 file cannot be read; see the end of predictions.csv" in said
     with Image.open("s.png") as sheet:
         assert sheet.format == "PNG" and len(np.unique(np.asarray(sheet))) > 50
     assert main(["predict", "run", str(labelled), "--device", "cpu"]) == 2
