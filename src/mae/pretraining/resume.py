@@ -16,7 +16,11 @@ from mae.training.run_folder import RunFolder, check_resumable
 
 
 def stored_config(config: RunConfig, folder: RunFolder | None, given: Collection[str]) -> tuple[RunConfig, RunFolder]:
-    """The configuration of the run to go on with; only machine options and the place of the images may change."""
+    """The configuration of the run to go on with; only machine options and the place of the images may change.
+
+    Raises:
+        UsageError: no run is there, its configuration cannot be read, or it was begun with other options.
+    """
     folder = check_resumable(folder)
     stored = RunConfig.read(folder.config)
     asked = {**config.flat(), "source": absolute_source(config.source)}
