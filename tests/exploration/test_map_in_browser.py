@@ -95,7 +95,7 @@ def test_the_legend_tells_what_is_grey_and_keeps_counts_beside_names_of_any_scri
     source = Path(address.removeprefix("file://")).read_text()
     held = re.search(r'(?<=id="map-data">).*?(?=</script>)', source, flags=re.DOTALL)[0]  # type: ignore[index]
     data = json.loads(held)
-    labels = np.frombuffer(b64decode(data["labels"]), "<i2").copy()
+    labels = np.frombuffer(b64decode(data["labels"]), "<i4").copy()
     labels[:3] = -1
     data["labels"], data["classes"] = b64encode(labels.tobytes()).decode(), ["\u0628\u0627\u0631\u062f"] * 2
     changed = tmp_path / "changed.html"
