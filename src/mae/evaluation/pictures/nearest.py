@@ -136,7 +136,8 @@ def _draw(
     path: Path,
 ) -> None:
     images, wanted = task.images(), task.extractor.preprocessing
-    names = without_common_folders([task.source.item_name(number) for number in range(len(task.source))])
+    shown = [*queries.tolist(), *neighbours.flatten().tolist()]
+    names = dict(zip(shown, without_common_folders([task.source.item_name(number) for number in shown]), strict=True))
     draw_neighbours(
         _pictures(images, queries, wanted),
         _pictures(images, neighbours.flatten(), wanted).unflatten(0, neighbours.shape),
