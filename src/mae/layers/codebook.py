@@ -94,10 +94,9 @@ class Codebook(nn.Module):
         known: Bool[Tensor, "B N"],
     ) -> None:
         """Add the patches to those of this step, and draw some that codes may begin anew at."""
-        counts, flat = known.flatten(), patches.nan_to_num(nan=0.0).flatten(0, 1)
-        numbers, count = nearest.flatten(), len(self.codes)
+        has_data, flat, count = known.flatten(), patches.nan_to_num(nan=0.0).flatten(0, 1), len(self.codes)
         # Code by code in one order: `index_add_` adds in any on a GPU. Those without data come last, and count nowhere.
-        numbers, order = numbers.masked_fill(~counts, count).sort(stable=True)
+        numbers, order = nearest.flatten().masked_fill(~has_data, count).sort(stable=True)
         begins = torch.searchsorted(numbers, torch.arange(count + 1, device=numbers.device))
         self.seen += begins.diff()
         self.sums += functional.embedding_bag(order, flat, begins, mode="sum")[:-1]
@@ -105,7 +104,7 @@ class Codebook(nn.Module):
             draws = torch.rand(known.numel(), device=known.device)
         else:
             draws = uniform(batch.keys, known.shape[1], Stream.CODES).to(known.device).flatten()
-        self._draw(draws.masked_fill(~counts, _NO_DRAW), flat)
+        self._draw(draws.masked_fill(~has_data, _NO_DRAW), flat)
 
     def _draw(self, draws: Float[Tensor, " n"], patches: Float[Tensor, "n P"]) -> None:
         """Keep the patches of the smallest draws, of these and of those kept in this step so far, one a code."""

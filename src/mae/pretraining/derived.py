@@ -28,7 +28,7 @@ def total_steps(config: RunConfig, num_images: int) -> int:
 
 
 def steps_per_epoch(config: RunConfig, num_images: int) -> int:
-    """Whole batches in a pass over the images of a resolved run that are trained on."""
+    """Whole batches in an epoch of a resolved run, of the images that are trained on."""
     return (num_images - num_held_out(config, num_images)) // images_per_step(config)
 
 

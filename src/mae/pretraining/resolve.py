@@ -78,7 +78,7 @@ class RunContext:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in a pass over the images that are trained on."""
+        """Whole batches in an epoch, of the images that are trained on."""
         return steps_per_epoch(self.config, len(self.images))
 
     @property

@@ -24,6 +24,7 @@ from mae.data.items import fingerprint_of
 from mae.data.sources.source import Source
 from mae.errors import MAEError
 from mae.records import PixelDtype
+from mae.text import without_common_folders
 
 _STATISTICS_SEED = 0
 
@@ -161,6 +162,10 @@ class ImageSet:
     def item_name(self, index: int) -> str:
         """The file, member or element an image comes from, for messages."""
         return self._source.item_name(index)
+
+    def short_names(self, indices: Iterable[int]) -> list[str]:
+        """What some images are called beside each other: their names without the folders that all of these are in."""
+        return without_common_folders([self.item_name(index) for index in indices])
 
     def report_unreadable(self, messages: Iterable[str]) -> None:
         """Counts files that a loader could not read, each once.

@@ -10,7 +10,6 @@ from mae.data.dataset.images import ImageSet
 from mae.evaluation.common.metrics import confusion_matrix
 from mae.evaluation.pictures.examples import write_examples
 from mae.report.figures.confusion import commonest_confusions
-from mae.text import without_common_folders
 
 _PAIRS, _EACH = 4, 5
 """Pairs of classes, and images of each."""
@@ -44,7 +43,7 @@ def draw_confused(
         numbers[((labels == true) & (predicted == given)).nonzero()[:_EACH, 0]].tolist() for true, given, _ in pairs
     ]
     shown = [number for row in found for number in row]
-    called = dict(zip(shown, without_common_folders([images.item_name(number) for number in shown]), strict=True))
+    called = dict(zip(shown, images.short_names(shown), strict=True))
     for (true, given, count), row in zip(pairs, found, strict=True):
         said = [f"true: {names[true]}", f"predicted: {names[given]}", f"{count:,} of {int((labels == true).sum()):,}"]
         rows.append([*row, *[None] * (_EACH - len(row))])

@@ -12,17 +12,14 @@ from mae.data.annotations.objects import Objects
 from mae.data.dataset.images import ImageSet
 from mae.data.sources.folder import count_of
 from mae.evaluation.common.average_precision import FoundObjects, drawn_runs
-from mae.evaluation.pictures.segmentation import class_colours
+from mae.evaluation.pictures.segmentation import NUM_COLOURS, class_colours
 from mae.models.given_images import scaled
 from mae.report.figures.boxes import draw_boxes, fit, on_one_size, tint
 from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import choose_tones, rgb_channels
-from mae.text import without_common_folders
 
 THRESHOLD = 0.5
 """Score of what is drawn."""
-_COLOURS = 255
-"""Before they come again."""
 
 
 def draw_detections(
@@ -60,8 +57,7 @@ def draw_detections(
         )
         for picture, of in zip(pictures, truth, strict=True)
     ]
-    names = without_common_folders([images.item_name(number) for number in numbers])
-    counts = [[f"{name}: {len(of)}"] for name, of in zip(names, truth, strict=True)]
+    counts = [[f"{name}: {len(of)}"] for name, of in zip(images.short_names(numbers), truth, strict=True)]
     columns = [Column(name="labels", caption="", pictures=on_one_size(labelled), notes=counts)]
     for who, each in found.items():
         drawn = [with_found(picture, of, class_names) for picture, of in zip(pictures, each, strict=True)]
@@ -78,8 +74,8 @@ def _legend(
     """The colours of the classes that are drawn."""
     drawn = [of.classes for of in truth]
     drawn += [of.labels[of.scores >= THRESHOLD] for each in found.values() for of in each]
-    colours = class_colours(_COLOURS)
-    return {class_names[label]: colours[label % _COLOURS] for label in np.unique(np.concatenate(drawn)).tolist()}
+    colours = class_colours(NUM_COLOURS)
+    return {class_names[label]: colours[label % NUM_COLOURS] for label in np.unique(np.concatenate(drawn)).tolist()}
 
 
 def with_found(
@@ -106,7 +102,7 @@ def with_objects(
     masks: Bool[np.ndarray, "n H W"] | None,
 ) -> Float[Tensor, "h w 3"]:
     """A picture with objects on it, made small enough for a sheet."""
-    fills = class_colours(_COLOURS)[torch.from_numpy(classes % _COLOURS)]
+    fills = class_colours(NUM_COLOURS)[torch.from_numpy(classes % NUM_COLOURS)]
     if masks is not None:
         picture = tint(picture, masks, fills)
     fitted, by = fit(picture, SIDES[1])

@@ -15,15 +15,13 @@ from mae.data.annotations.segmentation import SegmentationSplit
 from mae.data.decode.image import decode
 from mae.data.sources.folder import FileSource, count_of
 from mae.errors import MAEError
-from mae.evaluation.pictures.segmentation import class_colours
+from mae.evaluation.pictures.segmentation import NUM_COLOURS, class_colours
 from mae.report.figures.boxes import draw_boxes, fit, on_one_size, tint
 from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import choose_tones, rgb_channels
 
 _COUNT, _COLUMNS = 8, 4
 _SIDE = SIDES[1]
-_COLOURS = 255
-"""Before they come again."""
 _UNNAMED = "?"
 
 
@@ -79,7 +77,7 @@ def _spread(numbers: Sequence[int]) -> list[int]:
 
 
 def _boxes(split: DetectionSplit, numbers: Sequence[int]) -> tuple[list[_Cell], dict[str, Float[Tensor, "3"]]]:
-    names, colours = [*split.class_names, _UNNAMED], class_colours(_COLOURS)
+    names, colours = [*split.class_names, _UNNAMED], class_colours(NUM_COLOURS)
     cells, shown = [], set()
     for number in numbers:
         picture = _picture(split.source, number)
@@ -87,7 +85,7 @@ def _boxes(split: DetectionSplit, numbers: Sequence[int]) -> tuple[list[_Cell], 
         objects = split.written[number]
         objects = objects.scaled(width, height) if split.normalised else objects
         classes = objects.classes.tolist()
-        fills = colours[torch.from_numpy(objects.classes % _COLOURS)]
+        fills = colours[torch.from_numpy(objects.classes % NUM_COLOURS)]
         if objects.outlines is not None:
             with suppress(MAEError):  # masks of another size: their boxes are drawn
                 picture = tint(picture, objects.masks(height, width), fills)
@@ -95,7 +93,7 @@ def _boxes(split: DetectionSplit, numbers: Sequence[int]) -> tuple[list[_Cell], 
         fitted = draw_boxes(fitted, objects.boxes * np.float32(by), [names[label] for label in classes], fills)
         cells.append(_Cell(picture=fitted, note=f"{split.source.names[number]}: {count_of(len(classes), 'object')}"))
         shown.update(classes)
-    return cells, {names[label]: colours[label % _COLOURS] for label in sorted(shown)}
+    return cells, {names[label]: colours[label % NUM_COLOURS] for label in sorted(shown)}
 
 
 def _masks(split: SegmentationSplit, numbers: Sequence[int]) -> tuple[list[_Cell], dict[str, Float[Tensor, "3"]]]:

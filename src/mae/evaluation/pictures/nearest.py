@@ -25,7 +25,6 @@ from mae.randomness import permutation
 from mae.records import check_new, check_seed, write_whole
 from mae.report.figures.neighbours import draw_neighbours
 from mae.report.figures.tones import rgb_channels
-from mae.text import without_common_folders
 from mae.training.device import choose_device
 from mae.training.distributed import World
 
@@ -137,7 +136,7 @@ def _draw(
 ) -> None:
     images, wanted = task.images(), task.extractor.preprocessing
     shown = [*queries.tolist(), *neighbours.flatten().tolist()]
-    names = dict(zip(shown, without_common_folders([task.source.item_name(number) for number in shown]), strict=True))
+    names = dict(zip(shown, images.short_names(shown), strict=True))
     draw_neighbours(
         _pictures(images, queries, wanted),
         _pictures(images, neighbours.flatten(), wanted).unflatten(0, neighbours.shape),

@@ -13,7 +13,6 @@ from mae.evaluation.extractors.batches import normalised_batches
 from mae.models.preprocess import Preprocessing
 from mae.report.figures.sheet import SIDES, Column, write_sheet
 from mae.report.figures.tones import Tones, choose_tones, rgb_channels
-from mae.text import without_common_folders
 
 _FRAME, _EDGE = (1.0, 0.85, 0.0), (0.0, 0.0, 0.0)  # yellow and black: one of the two shows on any photo
 _THICKNESS = 100  # of an image's longer side to a line of a frame
@@ -54,7 +53,7 @@ def draw_nearest_patches(
     distinct, positions = shown.unique(return_inverse=True)
     crops, tones = _crops(images, wanted, distinct)
     painted = tones.paint(crops)
-    short = without_common_folders([images.item_name(number) for number in images.readable[distinct].tolist()])
+    short = images.short_names(images.readable[distinct].tolist())
     columns = []
     for rank in range(patches.shape[1]):
         pictures = [
@@ -107,8 +106,7 @@ def draw_patch_colours(
         MAEError: an image cannot be read, or the file not be written.
     """
     crops, tones = _crops(images, wanted, rows)
-    names = without_common_folders([images.item_name(number) for number in images.readable[rows].tolist()])
-    notes = [[name] for name in names]
+    notes = [[name] for name in images.short_names(images.readable[rows].tolist())]
     columns = [Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=notes)]
     for who, of_patches in colours.items():
         height, width = (side // cells for side, cells in zip(wanted.img_size, of_patches.shape[1:3], strict=True))

@@ -11,7 +11,6 @@ from mae.models.inference import undisturbed
 from mae.models.preprocess import Preprocessing
 from mae.report.figures.heat import draw_heat
 from mae.report.figures.tones import rgb_channels
-from mae.text import without_common_folders
 
 if TYPE_CHECKING:
     from mae.models.classifier import PooledProbe
@@ -45,7 +44,7 @@ def draw_pooling(images: ImageSet, classifier: "PooledProbe", wanted: Preprocess
         mean=wanted.mean,
         std=wanted.std,
         rgb=rgb_channels(images.channel_names),
-        notes=[[name] for name in without_common_folders([images.item_name(number) for number in numbers.tolist()])],
+        notes=[[name] for name in images.short_names(numbers.tolist())],
         title=title,
         path=path,
     )

@@ -16,8 +16,9 @@ from mae.models.preprocess import Preprocessing
 from mae.models.sliding import Logits
 from mae.report.figures.sheet import Column, write_sheet
 from mae.report.figures.tones import choose_tones, colour_table, rgb_channels
-from mae.text import without_common_folders
 
+NUM_COLOURS = 255
+"""Of classes, before they come again: as many as a mask tells apart beside what does not count."""
 _PALETTE = "tab20"
 _GOLDEN_RATIO = 0.618034
 _SHADES = ((0.9, 0.9), (0.5, 0.95), (0.9, 0.55), (0.4, 0.65))
@@ -55,9 +56,9 @@ def draw_segmentation(
     crops = torch.cat(list(batches))
     tones = choose_tones(crops, wanted.mean, wanted.std, rgb_channels(images.channel_names))
     colours = class_colours(len(class_names))
-    names = without_common_folders([images.item_name(number) for number in images.readable[rows].tolist()])
+    names = [[name] for name in images.short_names(images.readable[rows].tolist())]
     columns = [
-        Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=[[name] for name in names]),
+        Column(name="image", caption="resized whole", pictures=tones.paint(crops), notes=names),
         *([] if truth is None else [_mask_column(truth, colours)]),
         *(
             Column(name=who, caption="predicted", pictures=colours[maps.long()], notes=_rightness(maps, truth))
