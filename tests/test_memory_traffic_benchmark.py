@@ -69,7 +69,9 @@ def test_parts_of_a_step_move_what_was_counted_by_hand() -> None:
     assert rows["decoder: residual"]["backward"] == 4 * (6 * whole + 4 * (whole + part))
 
     values = len(images) * predicted * model.config.layout.token_values
-    assert rows["loss"]["forward"] == 4 * (2 * values + 1)
+    patches = len(images) * predicted
+    # Copied, less the target, one norm a patch; of these square, quotient and both means.
+    assert rows["loss"]["forward"] == 4 * (2 * values + 3 * values + values + patches + 7 * patches + 1)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert 0 <= rows["optimizer"]["forward"] - 4 * 7 * trained < 0.01 * 4 * 7 * trained  # steps counted too
 

@@ -62,7 +62,30 @@ def test_the_squared_error_is_the_mean_of_patches_to_rounding() -> None:
     weight = torch.rand(3, 4)
     per_patch = (pred - target).square().mean(dim=-1)
     torch.testing.assert_close(MeanSquaredError()(pred, target, None), per_patch.mean(), rtol=1e-6, atol=0)
-    assert torch.equal(MeanSquaredError()(pred, target, weight), (per_patch * weight).sum() / weight.sum())
+    weighted = (per_patch * weight).sum() / weight.sum()
+    torch.testing.assert_close(MeanSquaredError()(pred, target, weight), weighted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_squared_error_of_many_values_is_exact_and_keeps_one_tensor_of_their_size(dtype: torch.dtype) -> None:
+    pred, target = torch.randn(64, 196, 256).to(dtype).requires_grad_(), torch.randn(64, 196, 256)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
+        loss = MeanSquaredError()(pred, target, None)
+    assert sum(value.nbytes for value in kept if value.numel() >= pred.numel()) == target.nbytes
+    difference = pred.detach().double() - target.double()
+    assert loss.item() == pytest.approx(float(difference.square().mean()), rel=1e-6)
+    loss.backward()
+    expected = (2 * difference / difference.numel()).to(dtype)
+    torch.testing.assert_close(pred.grad, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=1e-12)
+
+
+def test_a_second_derivative_of_the_squared_error_is_refused() -> None:
+    pred = torch.randn(2, 3, 4, requires_grad=True)
+    loss = MeanSquaredError()(pred, torch.zeros(2, 3, 4), None).square()
+    (slope,) = torch.autograd.grad(loss, pred, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
 
 
 @pytest.mark.parametrize(("term", "judge", "torchs"), CASES)

@@ -2,16 +2,41 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from mae.core.component import Positive
 from mae.core.contracts import Loss
 from mae.core.types import weighted_mean
+
+
+class _PatchErrors(torch.autograd.Function):
+    """The mean squared error of each patch, for which one tensor of the prediction's size is kept.
+
+    A step's memory is largest here. PyTorch's own loss keeps prediction and target in float32, and its mean makes a
+    third tensor for a moment.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"]) -> Float[Tensor, "B M 1"]:
+        difference = pred.to(torch.float32, copy=True).sub_(target)
+        ctx.save_for_backward(difference)
+        # The norm of a patch is exact to rounding; that of all values at once is not on a CPU.
+        return torch.linalg.vector_norm(difference, dim=-1, keepdim=True).square() / difference.shape[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: Float[Tensor, "B M 1"]
+    ) -> tuple[Float[Tensor, "B M P"], Float[Tensor, "B M P"] | None]:
+        (difference,) = ctx.saved_tensors
+        slope = difference * (grad * (2 / difference.shape[-1]))
+        return slope, -slope if ctx.needs_input_grad[1] else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +55,7 @@ class MeanSquaredError(Loss):
             target: true values.
             weight: how much each patch counts; None counts each alike.
         """
-        if weight is None:  # the same mean, in one pass
-            return functional.mse_loss(pred.float(), target.float())
-        return weighted_mean(functional.mse_loss(pred.float(), target.float(), reduction="none"), weight)
+        return weighted_mean(_PatchErrors.apply(pred, target), weight)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,13 +144,18 @@ class MaskedAutoencoder(PretrainedEncoder):
         batch = Batch(x=images, tokenizer=self.tokenizer, keys=keys, views=views)
         taught = self.taught(batch, learning=self.training)
         own = {kind: network(batch) for kind, network in self.term_teachers.items()}
+        with without_autocast(images.device):  # before the networks' activations take their memory
+            target, std = self._asked(batch, plan, taught)
         encoded = self.encoded(images, plan)
         prediction, projected = self.decoded(encoded, plan, layout)
         projected |= {
             t.kind: self.term_heads[t.kind](encoded, plan, layout) for t in terms if t.kind in self.term_heads
         }
         with without_autocast(images.device):
-            reconstruction, step = self._compare(batch, plan, encoded, prediction, taught=taught)
+            step = Step(
+                batch=batch, plan=plan, encoded=encoded, prediction=prediction, target=target, std=std, taught=taught
+            )
+            reconstruction = self.loss(prediction, target, plan.weight)
             values = {
                 t.kind: t(replace(step, projected=projected.get(t.kind), taught={**taught, **own.get(t.kind, {})}))
                 for t in terms
@@ -261,19 +266,13 @@ class MaskedAutoencoder(PretrainedEncoder):
         target, *others = prediction.split([prediction.shape[-1] - sum(widths), *widths], dim=-1)
         return target, dict(zip(self._for_terms, others, strict=True))
 
-    def _compare(
-        self, batch: Batch, plan: MaskPlan, encoded: Encoded, prediction: Float[Tensor, "B M P"], *, taught: Taught
-    ) -> tuple[Float[Tensor, ""], Step]:
-        """The reconstruction loss, and what the terms read."""
-        std = None
+    def _asked(
+        self, batch: Batch, plan: MaskPlan, taught: Taught
+    ) -> tuple[Float[Tensor, "B M P"], Float[Tensor, "B M 1"] | None]:
+        """What is to be predicted, and where terms compare pixels what one unit of it is in the samples' own."""
         if any(term.reads_pixels for term in self.terms):
-            target, std = self.target.with_std(batch, plan.predicted)  # type: ignore[attr-defined]
-        else:
-            target = self.target(batch, plan.predicted, taught)
-        step = Step(
-            batch=batch, plan=plan, encoded=encoded, prediction=prediction, target=target, std=std, taught=taught
-        )
-        return self.loss(prediction, target, plan.weight), step
+            return self.target.with_std(batch, plan.predicted)  # type: ignore[attr-defined]
+        return self.target(batch, plan.predicted, taught), None
 
     def plan(
         self,
