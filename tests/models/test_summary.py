@@ -120,9 +120,9 @@ def test_the_step_of_a_model_without_its_teacher_is_counted_without_it() -> None
 
 def test_vit_huge_takes_seconds_at_most() -> None:
     huge = MethodConfig().override(dict(patch_size=(14, 14), embed_dim=1280, depth=32, num_heads=16))
-    start = time.perf_counter()
+    start = time.process_time()
     summary = summarise(huge)
-    assert time.perf_counter() - start < 10  # about one second on a quiet machine
+    assert time.process_time() - start < 10  # of processors; about one
     assert summary.params == pytest.approx(656.6e6, rel=1e-3)
     assert summary.encode_flops == pytest.approx(335e9, rel=0.01)
 
