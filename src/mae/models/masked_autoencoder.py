@@ -145,7 +145,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         taught = self.taught(batch, learning=self.training)
         own = {kind: network(batch) for kind, network in self.term_teachers.items()}
         with without_autocast(images.device):  # before the networks' activations take their memory
-            target, std = self._asked(batch, plan, taught)
+            target, std = self._target_values(batch, plan, taught)
         encoded = self.encoded(images, plan)
         prediction, projected = self.decoded(encoded, plan, layout)
         projected |= {
@@ -266,7 +266,7 @@ class MaskedAutoencoder(PretrainedEncoder):
         target, *others = prediction.split([prediction.shape[-1] - sum(widths), *widths], dim=-1)
         return target, dict(zip(self._for_terms, others, strict=True))
 
-    def _asked(
+    def _target_values(
         self, batch: Batch, plan: MaskPlan, taught: Taught
     ) -> tuple[Float[Tensor, "B M P"], Float[Tensor, "B M 1"] | None]:
         """What is to be predicted, and where terms compare pixels what one unit of it is in the samples' own."""
