@@ -122,7 +122,7 @@ def test_vit_huge_takes_seconds_at_most() -> None:
     huge = MethodConfig().override(dict(patch_size=(14, 14), embed_dim=1280, depth=32, num_heads=16))
     start = time.process_time()
     summary = summarise(huge)
-    assert time.process_time() - start < 10  # of processors; about one
+    assert time.process_time() - start < 10  # seconds of a processor; about one
     assert summary.params == pytest.approx(656.6e6, rel=1e-3)
     assert summary.encode_flops == pytest.approx(335e9, rel=0.01)
 
