@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from mae.bench.report import machine, script_parser, write_figures
 from mae.core.contracts import Batch
 from mae.layers.attention import Attention, CrossAttention
+from mae.layers.layer_norm import LayerNorm
 from mae.layers.transformer import Block, CrossBlock, Mlp
 from mae.models.masked_autoencoder import MaskedAutoencoder
 from mae.models.presets import create_model
@@ -45,7 +46,7 @@ _ADAMW = 7 * _WEIGHT
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 _TAKES = {"index", "index_select", "gather", "embedding"}
 _ONLY_WRITES = {"fill_", "zero_", "new_full", "new_zeros", "zeros_like", "ones_like", "full_like"}
-_MODULES = {Attention: "attention", CrossAttention: "attention", Mlp: "MLP", nn.LayerNorm: "norm"}
+_MODULES = {Attention: "attention", CrossAttention: "attention", Mlp: "MLP", LayerNorm: "norm"}
 _BLOCKS = (Block, CrossBlock)
 
 Moved = Counter[tuple[str, str]]

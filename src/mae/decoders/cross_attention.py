@@ -11,6 +11,7 @@ from mae.core.component import options_of
 from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_rows
 from mae.decoders.transformer import TransformerDecoder
 from mae.layers.init import init_normal_
+from mae.layers.layer_norm import LayerNorm
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, Blocks, CrossBlock, init_linears
 
@@ -82,7 +83,7 @@ class CrossDecoder(nn.Module):
             *(CrossBlock(**size, mlp_ratio=mlp_ratio, eps=norm_eps) for _ in range(depth)),
             activation_checkpointing=activation_checkpointing,
         )
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.norm = LayerNorm(embed_dim, eps=norm_eps)
         self.pred = nn.Linear(embed_dim, num_outputs)
         init_linears(self)
         init_normal_(self.mask_token, std=0.02)

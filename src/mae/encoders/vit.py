@@ -14,6 +14,7 @@ from mae.core.contracts import Encoder, Tokenizer
 from mae.core.types import Encoded, Grid, MaskPlan, take_rows
 from mae.errors import UsageError
 from mae.layers.init import init_normal_
+from mae.layers.layer_norm import LayerNorm
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
@@ -145,7 +146,7 @@ class MAEEncoder(nn.Module):
         self.blocks = make_blocks(
             dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio, eps=norm_eps, **options
         )
-        self.norm: nn.Module = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.norm: nn.Module = LayerNorm(embed_dim, eps=norm_eps)
         self._init_weights()
 
     def _init_weights(self) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from mae.core.types import Encoded, Grid, Layout, MaskPlan, take_rows, take_tokens
 from mae.layers.init import init_normal_
+from mae.layers.layer_norm import LayerNorm
 from mae.layers.pos_embed import make_pos_embed
 from mae.layers.transformer import LAYER_NORM_EPS, init_linears, make_blocks
 
@@ -52,7 +53,7 @@ class MAEDecoder(nn.Module):
             eps=norm_eps,
             activation_checkpointing=activation_checkpointing,
         )
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.norm = LayerNorm(embed_dim, eps=norm_eps)
         self.pred = nn.Linear(embed_dim, num_outputs)
         init_linears(self)
         init_normal_(self.mask_token, std=0.02)

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mae.layers.attention import Attention, CrossAttention
 from mae.layers.drop_path import DropPath
+from mae.layers.layer_norm import LayerNorm
 
 LAYER_NORM_EPS = 1e-6
 
@@ -56,9 +57,9 @@ class Block(nn.Module):
         eps: float = LAYER_NORM_EPS,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.norm1 = LayerNorm(dim, eps=eps)
         self.attn = Attention(dim=dim, num_heads=num_heads)
-        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.norm2 = LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
         self.drop_path = drop_path or DropPath(rate=0.0)
 
@@ -87,10 +88,10 @@ class CrossBlock(nn.Module):
         self, *, dim: int, num_heads: int, mlp_ratio: float, memory_dim: int, eps: float = LAYER_NORM_EPS
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps)
-        self.norm_memory = nn.LayerNorm(memory_dim, eps=eps)
+        self.norm1 = LayerNorm(dim, eps=eps)
+        self.norm_memory = LayerNorm(memory_dim, eps=eps)
         self.attn = CrossAttention(dim=dim, num_heads=num_heads, memory_dim=memory_dim)
-        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.norm2 = LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
 
     def forward(self, x: Float[Tensor, "B M K"], memory: Float[Tensor, "B L D"]) -> Float[Tensor, "B M K"]:

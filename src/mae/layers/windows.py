@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 from mae.core.types import Grid
 from mae.layers.attention import Attention, attend
 from mae.layers.drop_path import DropPath
+from mae.layers.layer_norm import LayerNorm
 from mae.layers.rel_pos import RelativePositions
 from mae.layers.transformer import LAYER_NORM_EPS, Mlp
 
@@ -80,9 +81,9 @@ class MapBlock(nn.Module):
         eps: float = LAYER_NORM_EPS,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.norm1 = LayerNorm(dim, eps=eps)
         self.attn = MapAttention(dim=dim, num_heads=num_heads, window=window, positions=positions)
-        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.norm2 = LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim=dim, hidden_dim=int(dim * mlp_ratio))
         self.drop_path = drop_path
 
