@@ -60,6 +60,12 @@ def test_in_other_precisions_it_is_pytorch_s(dtype: torch.dtype | None) -> None:
         assert torch.equal(mine, expected)
 
 
+def test_values_in_double_precision_stay_so() -> None:
+    ours, theirs = norms()
+    mine, expected = (stepped(norm.double(), tokens().double(), torch.bfloat16) for norm in (ours, theirs))
+    assert torch.equal(mine[1], expected[1])
+
+
 def test_it_alone_lets_the_input_go() -> None:
     kept = []
     for norm in norms():

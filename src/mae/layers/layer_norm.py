@@ -39,6 +39,7 @@ def _rounds_activations(x: Tensor) -> bool:
     """
     return (
         x.device.type == "cpu"
+        and x.dtype == torch.float32
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and torch.is_grad_enabled()
