@@ -60,9 +60,13 @@ def test_in_other_precisions_it_is_pytorch_s(dtype: torch.dtype | None) -> None:
         assert torch.equal(mine, expected)
 
 
-def test_values_in_double_precision_stay_so() -> None:
-    ours, theirs = norms()
-    mine, expected = (stepped(norm.double(), tokens().double(), torch.bfloat16) for norm in (ours, theirs))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_input_in_another_precision_is_kept_as_it_is(dtype: torch.dtype) -> None:
+    mine, expected = (
+        stepped(norm.double() if dtype == torch.float64 else norm, tokens().to(dtype), torch.bfloat16)
+        for norm in norms()
+    )
+    assert mine[0].dtype == expected[0].dtype == dtype
     assert torch.equal(mine[1], expected[1])
 
 
