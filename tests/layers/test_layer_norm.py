@@ -16,9 +16,9 @@ ROUNDING = 2**-8
 """Between neighbouring values of bfloat16, relative."""
 
 
-def norms(dim: int = DIM) -> tuple[LayerNorm, nn.LayerNorm]:
+def norms() -> tuple[LayerNorm, nn.LayerNorm]:
     torch.manual_seed(0)
-    ours, theirs = LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+    ours, theirs = LayerNorm(DIM, eps=1e-6), nn.LayerNorm(DIM, eps=1e-6)
     nn.init.uniform_(ours.weight, 0.5, 1.5)
     nn.init.normal_(ours.bias)
     theirs.load_state_dict(ours.state_dict())
@@ -29,7 +29,7 @@ def tokens(mean: float = 0.0) -> Tensor:
     return torch.randn(4, 17, DIM, generator=torch.Generator().manual_seed(1)) * 3 + mean
 
 
-def stepped(norm: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+def stepped(norm: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """The output of a step in this precision and the gradient of its input; None: float32."""
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
@@ -45,9 +45,8 @@ def test_a_bfloat16_step_has_the_same_output_and_gradients_within_its_rounding(m
     output, slope = stepped(ours, tokens(mean), torch.bfloat16)
     expected, expected_slope = stepped(theirs, tokens(mean), torch.bfloat16)
     assert torch.equal(output, expected)
-    assert (
-        0 < (slope - expected_slope).norm() < ROUNDING / 4 * expected_slope.norm()
-    )  # only a part depends on the input
+    # Only a part of it depends on the input.
+    assert 0 < (slope - expected_slope).norm() < ROUNDING / 4 * expected_slope.norm()
     assert ours.weight.grad is not None and theirs.weight.grad is not None
     assert (ours.weight.grad - theirs.weight.grad).norm() < ROUNDING * theirs.weight.grad.norm()
     torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=0, atol=0)

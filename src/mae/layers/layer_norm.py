@@ -19,17 +19,13 @@ class LayerNorm(nn.LayerNorm):
         """Normalise each token, scale and shift it."""
         if not _rounds_activations(x):
             return super().forward(x)
-        with saved_tensors_hooks(partial(_narrowed, shape=x.shape), _widened):
+        with saved_tensors_hooks(partial(_narrowed, shape=x.shape), Tensor.float):
             return super().forward(x)
 
 
 def _narrowed(kept: Tensor, shape: Size) -> Tensor:
     """The input, which has that shape, in bfloat16; weights and statistics as they are."""
     return kept.bfloat16() if kept.shape == shape else kept
-
-
-def _widened(kept: Tensor) -> Tensor:
-    return kept.float()
 
 
 def _rounds_activations(x: Tensor) -> bool:
