@@ -1,6 +1,7 @@
 """Label efficiency: the parts of each share, what is trained on them, and the table, curve and page."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from PIL import Image
 from tiny_task import evaluator, make_task, small_model, striped
 
 from mae.errors import UsageError
+from mae.evaluation.common import attentive_training
 from mae.evaluation.common.label_shares import draw_shares
 from mae.evaluation.common.share_of_labels import read_share
 from mae.evaluation.common.task import LabelledTask
+from mae.evaluation.protocol import ProtocolResult
+from mae.evaluation.protocols.finetune import Finetune
 from mae.evaluation.protocols.labels import Labels
 
 FAST: dict[str, Any] = {"steps": 4, "batch_size": 16}
@@ -95,6 +99,22 @@ def test_a_part_has_its_own_rows_and_the_same_test_images(tmp_path: Path):
     torch.testing.assert_close(part.features("train")["mean"], task.features("train")["mean"][rows], rtol=0, atol=1e-5)
     assert torch.equal(part.features("test")["mean"], task.features("test")["mean"])
     assert torch.equal(part.images("train").get(0), task.images("train").get(int(rows[0])))
+
+
+def test_an_attentive_probe_has_no_fewer_steps_than_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images, labels = striped(270, seed=0)  # two batches, but one without the tenth that is held out
+    task = make_task(tmp_path, small_model(), train=(images, labels), test=striped(20, seed=1))
+    result = ProtocolResult(numbers={}, header=(), rows=(), ranking=torch.zeros(20, 3, dtype=torch.int64))
+    monkeypatch.setattr(Finetune, "run", lambda self, task: result)
+    steps, step = Counter[float](), attentive_training._Runner.step
+
+    def counted(runner: Any, *batch: torch.Tensor) -> None:
+        steps[runner.rate] += 1
+        step(runner, *batch)
+
+    monkeypatch.setattr(attentive_training._Runner, "step", counted)
+    Labels(shares=("100%",), steps=70).run(task)
+    assert set(steps.values()) == {70}
 
 
 def test_the_record_holds_every_way_at_every_share_and_a_page_shows_them(tmp_path: Path):

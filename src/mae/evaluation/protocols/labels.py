@@ -107,10 +107,10 @@ class Labels(EvaluationProtocol):
         """The ranking of the test images' classes by each method trained on a part; why one is left out."""
         import torch
 
+        from mae.evaluation.common.hold_out import hold_out
         from mae.evaluation.common.label_shares import can_hold_out
 
         labels = part.labels("train")
-        steps = -(-len(labels) // _PROBE_BATCH)
         batch_size = min(self.batch_size, len(labels))
         short: dict[str, Any] = {
             "epochs": self.steps / (len(labels) // batch_size),
@@ -121,14 +121,20 @@ class Labels(EvaluationProtocol):
             "mixing": False,
         }
         protocols: dict[str, EvaluationProtocol] = {
-            _LINEAR: LinearProbe(baselines=False),
-            _ATTENTIVE: AttentiveProbe(epochs=max(_PROBE_EPOCHS, -(-self.steps // steps)), batch_size=_PROBE_BATCH),
             _FINETUNE: Finetune(**short),
             _SCRATCH: Finetune(**short, from_scratch=True),
         }
         notes = []
-        if not can_hold_out(labels):
-            del protocols[_LINEAR], protocols[_ATTENTIVE]
+        if can_hold_out(labels):
+            fitted, _ = hold_out(labels, seed=part.seed)
+            an_epoch = -(-len(fitted) // _PROBE_BATCH)
+            epochs = max(_PROBE_EPOCHS, -(-self.steps // an_epoch))
+            probes = {
+                _LINEAR: LinearProbe(baselines=False),
+                _ATTENTIVE: AttentiveProbe(epochs=epochs, batch_size=_PROBE_BATCH),
+            }
+            protocols = {**probes, **protocols}
+        else:
             notes.append(
                 f"{share} is one image a class, so none can be held out to choose a probe's options: no probes there."
             )
