@@ -1,6 +1,7 @@
 """What an evaluation says of a model: better, worse or unclear, with intervals by bootstrap over test images."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from scipy import stats
 from scipy.stats import bootstrap
 from tiny_task import by_function, make_task, small_model, striped
 
+from mae.data.decode.limits import UnreadableImage
+from mae.data.sources.memory import ArraySource, whole_array
 from mae.evaluation.common.verdict import COMMONEST, Verdict, compare, compare_seeds, overall, verdict_of
 from mae.evaluation.protocol import THIS_MODEL
 from mae.evaluation.protocols.knn import Knn
@@ -116,6 +119,25 @@ def test_knn_is_compared_with_its_baselines_or_the_commonest_class(tmp_path: Pat
     assert verdict.accuracy - difference.share == pytest.approx(majority)
 
 
+class Damaged(ArraySource):
+    """The first image cannot be read."""
+
+    def read(self, index: int) -> np.ndarray:
+        if index == 0:
+            raise UnreadableImage("broken for this test")
+        return super().read(index)
+
+
+def test_the_commonest_class_is_counted_on_the_images_that_the_model_is(tmp_path: Path):
+    images, labels = (
+        np.random.default_rng(0).integers(0, 255, (4, 16, 16, 1), dtype=np.uint8),
+        torch.tensor([0, 0, 1, 1]),
+    )
+    whole = Damaged(**vars(whole_array(images, name="damaged", note="")))
+    task = make_task(tmp_path, small_model(), train=striped(20, seed=0), test=(whole, labels))
+    assert replace(task, max_unreadable=0.5).majority() == pytest.approx(1 / 3)
+
+
 def test_features_that_know_the_classes_are_of_use_and_noise_is_not(tmp_path: Path):
     parts = {"train": striped(150, seed=0), "test": striped(150, seed=1)}
 
@@ -170,8 +192,10 @@ def test_numbers_of_seeds_are_compared_in_pairs(theirs: list[float], answer: str
     assert ("train with more --seeds" in str(verdict)) is (answer == "unclear")
 
 
-def test_equal_seeds_show_nothing_and_one_seed_says_nothing():
+def test_equal_seeds_show_nothing_and_one_seed_or_seeds_that_differ_alike_say_nothing():
     same = compare_seeds({"this model": [0, 0], "scratch": [0, 0]}, baseline="scratch", measure="AP", test_images=9)
     assert same is not None and same.answer == "unclear"
-    for scores in ({"this model": [0.1], "scratch": [0.0]}, {"this model": [0.1, 0.2]}):
+    alone = ({"this model": [0.1], "scratch": [0.0]}, {"this model": [0.1, 0.2]})
+    alike = ({"this model": [0.5, 0.5], "scratch": [0.25, 0.25]}, {"this model": [0.3, 0.6], "scratch": [0.2, 0.5]})
+    for scores in (*alone, *alike):
         assert compare_seeds(scores, baseline="scratch", measure="AP", test_images=9) is None

@@ -178,8 +178,8 @@ class LabelledTask(_TwoPartTask):
         )
 
     def majority(self) -> float:
-        """The share that the commonest training class has in the test part."""
-        return majority_share(self._splits["train"].labels, self._splits["test"].labels, num_classes=self.num_classes)
+        """The share that the commonest training class has in the test part, of the readable images."""
+        return majority_share(self.labels("train"), self.labels("test"), num_classes=self.num_classes)
 
     def facts(self) -> dict[str, Any]:
         """What the set holds, for the record."""
