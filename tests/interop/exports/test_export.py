@@ -333,10 +333,10 @@ def test_card_holds_what_the_run_recorded_and_no_more(tmp_path: Path, monkeypatc
     assert "license: other\n" in hostile and "library_name: evil" not in hostile.split("# ")[0]
 
 
-def results_told(path: Path) -> list[str]:
-    """The rows of the results in the card of a model's file."""
+def results_told(path: Path, *, run: Path | None = None) -> list[str]:
+    """The rows of the results in the card of a model's file, or of a run with these weights."""
     model, report = open_model(path)
-    card = model_card(model, report, path=path, licence=None, library=None, usage="read(it)", whole=False)
+    card = model_card(model, report, path=run or path, licence=None, library=None, usage="read(it)", whole=False)
     return [
         line for line in card.partition("## Results")[2].partition("##")[0].splitlines() if line.startswith("| fine")
     ]
@@ -361,6 +361,22 @@ def test_the_card_of_a_detector_tells_its_precision_of_boxes_and_of_masks(tmp_pa
     assert results_told(Path(record.result["training"]["folder"]) / "detector.safetensors") == [
         f"| finetune_instances, objects, boxes | AP {boxes:.1%} |",
         f"| finetune_instances, objects, masks | AP {masks:.1%} |",
+    ]
+
+
+def test_the_card_tells_ways_of_fine_tuning_apart_and_leaves_training_from_scratch_out(tmp_path: Path) -> None:
+    start, run = tmp_path / "start.safetensors", tmp_path / "run"
+    mae.save(tiny_model(img_size=8, patch_size=4, **STATISTICS), start)
+    few: dict[str, Any] = {"epochs": 0.01, "batch_size": 100, "warmup_epochs": 0, "augment": False}
+    told: dict[str, Any] = {"data": "builtin:digits", "out": run, "device": "cpu", "quiet": True, **few}
+    top1, last = (mae.evaluate("finetune", start, **told, **way).result["top1"] for way in ({}, {"blocks": 0}))
+    scratch = mae.evaluate("finetune", start, from_scratch=True, **told).result
+    assert sorted(results_told(start, run=run)) == [
+        f"| finetune, builtin:digits, whole model | top-1 {top1:.1%} |",
+        f"| finetune-blocks0, builtin:digits, whole model | top-1 {last:.1%} |",
+    ]
+    assert results_told(Path(scratch["training"]["folder"]) / "classifier.safetensors") == [
+        f"| finetune-from-scratch, builtin:digits, whole model | top-1 {scratch['top1']:.1%} |"
     ]
 
 

@@ -211,12 +211,14 @@ def _results(model: PretrainedEncoder, path: Path) -> Iterator[tuple[str, str]]:
             continue
         training = result.get("training")
         is_trained_there = isinstance(training, Mapping) and Path(str(training.get("folder"))).name == path.parent.name
-        if record.get("weights") != weights and not is_trained_there:
+        # Trained from scratch, the evaluated weights gave no more than their shape.
+        is_of_these = record.get("weights") == weights and not record["options"].get("from_scratch")
+        if not (is_of_these or is_trained_there):
             continue
         source = Path(str(record["data"].get("source"))).name
         key, measure = protocols.get(record["protocol"], EvaluationProtocol).measure
         for features, value in _measured(result.get(THIS_MODEL, result), key):
-            yield f"{record['protocol']}, {source}, {features}", f"{measure} {value:.1%}"
+            yield f"{file.stem}, {source}, {features}", f"{measure} {value:.1%}"
 
 
 def _run_of(path: Path) -> Path:
