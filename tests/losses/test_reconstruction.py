@@ -6,6 +6,8 @@ from math import isnan
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.functional import hessian
+from torch.func import grad, jvp, vmap
 from torch.nn import functional
 
 from mae.losses.reconstruction import KnownValues, MeanAbsoluteError, MeanSquaredError, SmoothL1
@@ -80,12 +82,29 @@ def test_the_squared_error_of_many_values_is_exact_and_keeps_one_tensor_of_their
     torch.testing.assert_close(pred.grad, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=1e-12)
 
 
-def test_a_second_derivative_of_the_squared_error_is_refused() -> None:
-    pred = torch.randn(2, 3, 4, requires_grad=True)
-    loss = MeanSquaredError()(pred, torch.zeros(2, 3, 4), None).square()
-    (slope,) = torch.autograd.grad(loss, pred, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+@pytest.mark.parametrize("power", [1, 3])
+def test_second_derivatives_of_the_squared_error_are_those_of_its_formula(power: int) -> None:
+    pred, target = torch.randn(2, 2, 3, 4)
+    weight = torch.rand(2, 3)
+
+    def formula(pred: Tensor, target: Tensor) -> Tensor:
+        return (((pred - target).square().mean(dim=-1) * weight).sum() / weight.sum()) ** power
+
+    ours = hessian(lambda *given: MeanSquaredError()(*given, weight) ** power, (pred, target))
+    torch.testing.assert_close(ours, hessian(formula, (pred, target)))
+
+
+def test_the_squared_error_goes_through_transforms_of_functions() -> None:
+    pred, target = torch.randn(2, 5, 3, 4)
+
+    def loss(pred: Tensor, target: Tensor) -> Tensor:
+        return MeanSquaredError()(pred[None], target[None], None)
+
+    by_sample = vmap(grad(loss))(pred, target)
+    torch.testing.assert_close(by_sample, 2 * (pred - target) / pred[0].numel())
+    value, change = jvp(lambda pred: loss(pred, target[0]), (pred[0],), (torch.ones(3, 4),))
+    torch.testing.assert_close(value, functional.mse_loss(pred[0], target[0]))
+    torch.testing.assert_close(change, by_sample[0].sum())
 
 
 @pytest.mark.parametrize(("term", "judge", "torchs"), CASES)

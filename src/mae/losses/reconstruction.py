@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from mae.core.component import Positive
@@ -19,24 +18,30 @@ class _PatchErrors(torch.autograd.Function):
     """The mean squared error of each patch, for which one tensor of the prediction's size is kept.
 
     A step's memory is largest here. PyTorch's own loss keeps prediction and target in float32, and its mean makes a
-    third tensor for a moment.
+    third tensor for a moment. What is kept is an output too: a second derivative runs through it.
     """
 
     @staticmethod
-    def forward(ctx: Any, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"]) -> Float[Tensor, "B M 1"]:
+    def forward(
+        ctx: Any, pred: Float[Tensor, "B M P"], target: Float[Tensor, "B M P"]
+    ) -> tuple[Float[Tensor, "B M 1"], Float[Tensor, "B M P"]]:
         difference = pred.to(torch.float32, copy=True).sub_(target)
         ctx.save_for_backward(difference)
+        ctx.set_materialize_grads(False)
         # The norm of a patch is exact to rounding; that of all values at once is not on a CPU.
-        return torch.linalg.vector_norm(difference, dim=-1, keepdim=True).square() / difference.shape[-1]
+        errors = torch.linalg.vector_norm(difference, dim=-1, keepdim=True).square() / difference.shape[-1]
+        return errors, difference
 
     @staticmethod
-    @once_differentiable
     def backward(
-        ctx: Any, grad: Float[Tensor, "B M 1"]
-    ) -> tuple[Float[Tensor, "B M P"], Float[Tensor, "B M P"] | None]:
+        ctx: Any, grad: Float[Tensor, "B M 1"] | None, second: Float[Tensor, "B M P"] | None
+    ) -> tuple[Float[Tensor, "B M P"] | None, Float[Tensor, "B M P"] | None]:
         (difference,) = ctx.saved_tensors
-        slope = difference * (grad * (2 / difference.shape[-1]))
-        return slope, -slope if ctx.needs_input_grad[1] else None
+        slope = second  # of the difference, which a second derivative alone asks for
+        if grad is not None:
+            first = difference * (grad * (2 / difference.shape[-1]))
+            slope = first if second is None else first + second
+        return slope, -slope if slope is not None and ctx.needs_input_grad[1] else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,9 @@ class MeanSquaredError(Loss):
             target: true values.
             weight: how much each patch counts; None counts each alike.
         """
-        return weighted_mean(_PatchErrors.apply(pred, target), weight)
+        if torch._C._are_functorch_transforms_active():  # torch.func differentiates PyTorch's own functions alone
+            return weighted_mean((pred.float() - target.float()).square(), weight)
+        return weighted_mean(_PatchErrors.apply(pred, target)[0], weight)
 
 
 @dataclass(frozen=True, kw_only=True)
