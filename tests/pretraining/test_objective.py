@@ -112,6 +112,13 @@ def test_a_resumed_run_goes_on_where_it_was(options: dict[str, Any], pretrain: R
     assert_same(weights(whole), mae.load(cut).state_dict())
 
 
+def test_baselines_at_the_end_are_of_masks_by_the_teacher_at_the_end(pretrain: Run):
+    moving = {"teacher": "ema", "teacher_momentum": 0.01, "teacher_final_momentum": 0.01}
+    run = pretrain(mask="attention", **moving, lr=0.1, warmup_epochs=0)
+    first = next(row["baselines"] for row in read_rows(run.folder / "metrics.jsonl") if "baselines" in row)
+    assert run.summary["baselines"] != first
+
+
 def test_the_baseline_is_in_the_units_of_the_loss(pretrain: Run):
     squared = pretrain("mse", norm_pix_loss=False).summary["baselines"]
     absolute = pretrain("l1", norm_pix_loss=False, loss="l1").summary["baselines"]

@@ -98,6 +98,11 @@ class MethodConfig:
         return self.teacher is not None and self.teacher.changes and bool(self.target.needs)
 
     @property
+    def mask_changes(self) -> bool:
+        """Whether the mask of a sample follows a teacher that changes in a run, so that other tokens are predicted."""
+        return self.teacher is not None and self.teacher.changes and bool(self.mask.reads - {"x"})
+
+    @property
     def measured(self) -> dict[str, Any]:
         """The options that the data or an opened network decides, by flat name, as they are before that."""
         described = (option for slot, part in self.components() for option in _described(slot, part.kind))

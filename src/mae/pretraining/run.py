@@ -286,7 +286,8 @@ def _carry_out(
     world.from_main(partial(_open_folder, prepared, held))
     with _ending_recorded(prepared, trainer):
         finished = _train(prepared, trainer, tasks, baselines, console, callbacks)
-        if finished and prepared.method.target_changes:  # the loss at the end is compared with its target by then
+        # The loss at the end is compared with what predictors reach on its target and its masks by then.
+        if finished and (prepared.method.target_changes or prepared.method.mask_changes):
             baselines = baselines_of(prepared, model)
         summary = summarise(prepared, trainer, baselines) if finished and world.is_main else {}
     if world.is_main:
