@@ -17,6 +17,7 @@ from mae.data.annotations.pixel_classes import IGNORED
 from mae.data.annotations.segmentation import open_segmentation, read_mask
 from mae.data.decode.image import decode_mask
 from mae.data.decode.limits import UnreadableImage
+from mae.data.inspect.labels import inspect_labels
 from mae.errors import MAEError, UsageError
 
 MASK = np.array([[0, 1, 2], [1, 255, 2]], dtype=np.uint8)
@@ -132,6 +133,13 @@ def test_grey_masks_of_16_bits_with_alpha_hold_their_numbers():
     assert decode_mask(data, name="m.png").tolist() == values.tolist()
 
 
+def test_grey_masks_saved_as_colours_of_16_bits_hold_their_numbers():
+    values = np.array([[0, 1, 255], [256, 7, 65_535]], dtype=np.uint16)
+    for alpha in ([], [np.full_like(values, 65_535)]):
+        data = imagecodecs.png_encode(np.stack([values] * 3 + alpha, axis=-1))
+        assert decode_mask(data, name="m.png").tolist() == np.stack([values] * 3, axis=-1).tolist()
+
+
 COLOURS = np.random.default_rng(0).integers(0, 65_535, (3, 256)).astype(np.uint16)
 
 
@@ -235,6 +243,50 @@ def test_classes_come_from_the_list_and_colours_need_one(tmp_path: Path):
     data = open_segmentation(tmp_path)
     assert data.class_names == ("road", "sky") and data.train.labels(0).tolist() == [[0] * 3, [1] * 3]
     assert "masks of colours" in data.note
+
+
+@pytest.mark.parametrize("scale", [1, 256, 257])
+@pytest.mark.parametrize("ending", ["png", "tif", "npy"])
+def test_colours_of_16_bits_are_those_of_8(tmp_path: Path, ending: str, scale: int):
+    colours = np.zeros((4, 5, 3), dtype=np.uint16)
+    colours[:2], colours[3] = np.array([128, 0, 64]) * scale, 255 * scale
+    for number in range(4):
+        image(tmp_path / "images" / f"{number}.png", (5, 4))
+    masks = [tmp_path / "masks" / f"{number}.{ending}" for number in range(4)]
+    masks[0].parent.mkdir()
+    # In one nothing but white, which alone may be a number.
+    for path, values in zip(masks, [colours, colours, colours, np.full_like(colours, 255 * scale)], strict=True):
+        if ending == "npy":
+            np.save(path, values)
+        else:
+            path.write_bytes((imagecodecs.png_encode if ending == "png" else tiff_of)(values))
+    (tmp_path / "classes.txt").write_text("road 128 0 64\nsky 0 0 0\nwhite 255 255 255\n")
+    data = open_segmentation(tmp_path)
+    found = {path: split.labels(row) for split in (data.train, data.test) for row, path in enumerate(split.masks)}
+    assert found[masks[0]][:, 0].tolist() == [0, 0, 1, 2] and (found[masks[3]] == 2).all()
+    findings = {each.name: each.level for each in inspect_labels(tmp_path)[0]}
+    assert findings["palette"] == findings["values"] == "ok"
+
+
+def tiff_of(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    tifffile.imwrite(file, values, photometric="rgb")
+    return file.getvalue()
+
+
+def test_colours_that_the_list_tells_need_not_be_in_the_first_masks(tmp_path: Path):
+    colours = np.zeros((2, 3, 3), dtype=np.uint8)
+    for number in range(40):
+        image(tmp_path / "images" / f"{number:02d}.png")
+        if number == 39:
+            colours[0] = 128, 0, 0
+        mask(tmp_path / "masks" / f"{number:02d}.png", colours)
+    (tmp_path / "classes.txt").write_text("background 0 0 0\ndefect 128 0 0\n")
+    data = open_segmentation(tmp_path)
+    splits = (data.train, data.test)
+    labels = {path.stem: split.labels(row) for split in splits for row, path in enumerate(split.masks)}
+    assert "masks of colours" in data.note and not labels["00"].any()
+    assert labels["39"].tolist() == [[1] * 3, [0] * 3]
 
 
 def test_a_mask_of_another_size_or_of_an_image_that_exif_turns_is_refused(tmp_path: Path):

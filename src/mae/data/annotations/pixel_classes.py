@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Integer, UInt8
+from jaxtyping import Int32, Integer, UInt8
 
 from mae.errors import MAEError, UsageError
 
 IGNORED = 255
 """What stands for pixels that count neither as right nor as wrong; as a number in a file it always means that."""
+MOST_NUMBER = 65535
+"""Of a class in a file; larger values are colours."""
 _MOST = 255
 _IGNORED_NAMES = frozenset({"unlabelled", "unlabeled", "void", "ignore", "ignored"})
 _SHOWN = 8
@@ -33,7 +35,7 @@ class PixelClasses:
     coloured: bool
 
     def of(
-        self, mask: Integer[np.ndarray, "H W"] | UInt8[np.ndarray, "H W 3"], *, name: str
+        self, mask: Integer[np.ndarray, "H W"] | Integer[np.ndarray, "H W 3"], *, name: str
     ) -> UInt8[np.ndarray, "H W"]:
         """The number of each pixel's class here; `IGNORED` where there is none.
 
@@ -78,8 +80,10 @@ def _text_of(value: int, *, coloured: bool) -> str:
     return "{} {} {}".format(*value.to_bytes(3, "big")) if coloured else str(value)
 
 
-def packed(colours: UInt8[np.ndarray, "H W 3"]) -> np.ndarray:
-    """Each colour as one number."""
+def packed(colours: Integer[np.ndarray, "*places 3"]) -> Int32[np.ndarray, "*places"]:
+    """Each colour as one number; of colours of 16 bits the upper 8 count."""
+    if colours.max(initial=0) > 255:
+        colours = colours >> 8
     return colours.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.int32)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from mae.data.annotations.parts import HELD_OUT, PARTS, below, check_one_each, first, held_out, without_images
-from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes
+from mae.data.annotations.pixel_classes import MOST_NUMBER, PixelClasses, packed, pixel_classes, read_classes
 from mae.data.annotations.written import left_out
 from mae.data.decode.image import decode_mask, probe
 from mae.data.decode.limits import check_num_bytes
@@ -143,7 +143,7 @@ def open_segmentation(spec: str | Path, *, ignore: Collection[int] = ()) -> Segm
     """
     name = str(spec)
     paired, listed = find_masks(spec)
-    coloured, found = _values(paired["train"].masks, whole=listed is None)
+    coloured, found = _values(paired["train"].masks, listed)
     classes = pixel_classes(listed, found, coloured=coloured, ignore=ignore, name=name)
     splits = {
         part: SegmentationSplit(source=pairs.images, masks=pairs.masks, classes=classes)
@@ -270,18 +270,19 @@ def _classes_file(root: Path, parts: Iterable[tuple[Path, Path]]) -> Path | None
     return next((place / CLASSES for place in places if (place / CLASSES).is_file()), None)
 
 
-def _values(masks: Sequence[Path], *, whole: bool) -> tuple[bool, set[int]]:
+def _values(masks: Sequence[Path], listed: Mapping[str, int | None] | None) -> tuple[bool, set[int]]:
     """Whether masks hold colours, and the values in them.
 
     Args:
-        masks: to look at.
-        whole: look at all of them, for all their values.
+        masks: to look at; without a list all of them, for all their values.
+        listed: what `classes.txt` tells, None where there is none.
     """
     found: set[int] = set()
-    coloured = False
-    for path in masks if whole else masks[:_SCANNED]:
+    # Three channels that are alike are numbers, or nothing but background among colours.
+    coloured, told = False, max(filter(None, (listed or {}).values()), default=0) > MOST_NUMBER
+    for path in masks if listed is None else masks[:_SCANNED]:
         mask = read_mask(path)
-        if mask.ndim == 3 and not (mask == mask[:, :, :1]).all():
+        if mask.ndim == 3 and (told or not (mask == mask[:, :, :1]).all()):
             coloured = True
         found.update(np.unique(packed(mask) if mask.ndim == 3 and coloured else mask).tolist())
     return coloured, found

@@ -259,8 +259,8 @@ def _decode_mask(data: bytes, name: str) -> np.ndarray:
         pixels = npy.read(data, name=name, stored=True)
     elif kind == "TIFF":
         pixels = _tiff_mask(data, name)
-    elif png.deep_channels(data) == 2:
-        pixels = _read_deep_png(data, name)[:, :, :1]
+    elif deep := png.deep_channels(data):
+        pixels = _read_deep_png(data, name)[:, :, : 1 if deep == 2 else 3]
     else:
         pixels = _stored(data, name, bits=data[png.BITS] if kind == "PNG" else 8)
     if pixels.shape[2] not in (1, 3):

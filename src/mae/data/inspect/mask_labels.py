@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mae.data.annotations.parts import HELD_OUT
-from mae.data.annotations.pixel_classes import IGNORED, PixelClasses, packed, pixel_classes
+from mae.data.annotations.pixel_classes import IGNORED, MOST_NUMBER, PixelClasses, packed, pixel_classes
 from mae.data.annotations.segmentation import find_masks, read_mask
 from mae.data.annotations.written import left_out
 from mae.data.decode.image import HEADER_BYTES, recognise
@@ -22,7 +22,6 @@ _LONELY, _LONELY_UNLISTED = 0.005, 0.02
 """Share of pixels unlike all four neighbours: up to 0.003 in CamVid's masks, 0.005 to 0.3 in those that were JPEGs."""
 _MOST_VALUES = 4096
 """Kept of a mask: the commonest."""
-_MOST_NUMBER = 65535
 _Listed = Mapping[str, int | None]
 
 
@@ -102,7 +101,7 @@ def _look(path: Path) -> _Mask:
 
 
 def _as_colours(mask: _Mask) -> _Mask:
-    return replace(mask, coloured=True, values=mask.values.astype(np.int32) * 0x010101) if mask.grey else mask
+    return replace(mask, coloured=True, values=packed(np.stack([mask.values] * 3, axis=-1))) if mask.grey else mask
 
 
 def _lonely(values: np.ndarray) -> float:
@@ -187,7 +186,7 @@ def _kinds(masks: Sequence[_Mask], coloured: bool, listed: _Listed | None) -> Fi
         what = "masks hold colours, and classes.txt does not say which class each stands for"
         advice = "save the palette's numbers instead, or write the colours into classes.txt, as in 'road 128 64 128'"
         return fault("palette", [mask.path for mask in masks], of=len(masks), what=what, advice=advice, level="stop")
-    if not coloured and told and max(told) > _MOST_NUMBER:
+    if not coloured and told and max(told) > MOST_NUMBER:
         what = "masks hold numbers, and classes.txt tells colours"
         advice = "write names alone into classes.txt, in the order of the numbers, or save the masks as colours"
         return fault("palette", [mask.path for mask in masks], of=len(masks), what=what, advice=advice, level="stop")
