@@ -157,6 +157,7 @@ def annotation(**changes: object) -> dict:
         ({"images": [{"id": 100, "file_name": "../../etc/passwd"}]}, "expected a path inside the folder"),
         ({"images": [{"id": 100, "file_name": "/etc/passwd"}]}, "expected a path inside the folder"),
         ({"images": [{"id": 100, "file_name": "C:\\secret.jpg"}]}, "expected a path inside the folder"),
+        ({"images": [{"id": 100, "file_name": "https://example.org/1.jpg"}]}, "expected a path inside the folder"),
         ({"annotations": [], "images": [{"id": 100, "file_name": "absent.jpg"}]}, "none of the labelled images"),
         ({"annotations": [], "images": [{"id": 1, "file_name": "a" * 5000 + ".jpg"}]}, "none of the labelled images"),
         ({"annotations": [], "images": [{"id": 1, "file_name": "a\0.jpg"}]}, "expected a path inside the folder"),
@@ -262,3 +263,13 @@ def test_files_of_unknown_parts_are_refused(tmp_path: Path):
     write(tmp_path / "b.json", coco(range(2)))
     with pytest.raises(UsageError, match=r"holds a.json, b.json; expected one JSON file"):
         open_detection(tmp_path)
+
+
+def test_images_called_by_their_time_are_found(tmp_path: Path):
+    labels = coco(range(3))
+    for row, entry in enumerate(labels["images"]):
+        entry["file_name"] = f"2024-05-01T12:30:0{row}.png"
+        image(tmp_path / "images" / entry["file_name"])
+    write(tmp_path / "labels.json", labels)
+    data = open_detection(tmp_path)
+    assert len(data.train.written) + len(data.test.written) == 3

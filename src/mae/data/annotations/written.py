@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
 from jaxtyping import Int64
@@ -71,10 +71,10 @@ def check_inside(path: str, *, name: str) -> str:
     """A path in a labels' file, relative to the folder; refused where it leads out of it.
 
     Raises:
-        MAEError: an absolute path, one with `..`, or one that no file can have.
+        MAEError: an absolute path, an address, one with `..`, or one that no file can have.
     """
-    plain = PurePosixPath(path.replace("\\", "/"))
-    if not plain.parts or plain.is_absolute() or ".." in plain.parts or ":" in plain.parts[0] or "\0" in path:
+    plain, elsewhere = PurePosixPath(path.replace("\\", "/")), PureWindowsPath(path).drive or "://" in path
+    if not plain.parts or plain.is_absolute() or ".." in plain.parts or elsewhere or "\0" in path:
         raise MAEError(f"{name} names the image {path!r:.200}; expected a path inside the folder")
     return str(plain)
 
