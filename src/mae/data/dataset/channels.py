@@ -85,7 +85,8 @@ class ImageFormat:
             raise UnreadableImage(f"{name} is read as {image.dtype}, the data set as {kind}: use files of one kind")
         marked = in_unit(image, self.pixel_dtype)
         if _fits(missing, image.dtype):
-            marked[image == image.dtype.type(missing)] = np.nan
+            with np.errstate(over="ignore"):  # infinite, as it is in the image
+                marked[image == image.dtype.type(missing)] = np.nan
         return marked
 
 

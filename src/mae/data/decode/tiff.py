@@ -149,7 +149,9 @@ def read(page: "TiffPage", *, data: bytes, name: str, bands: int | None, stored:
     if _has_alpha(page, bands):
         premultiplied = int(page.extrasamples[0]) == _PREMULTIPLIED
         pixels = pixels[..., :-1] if stored else over_white(pixels, white=white, premultiplied=premultiplied)
-    return np.ascontiguousarray(upright(pixels.astype(_dtype(page, name=name), copy=False), _orientation(page)))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, as a nodata of float64 may
+        pixels = pixels.astype(_dtype(page, name=name), copy=False)
+    return np.ascontiguousarray(upright(pixels, _orientation(page)))
 
 
 def _check_readable(page: "TiffPage", *, name: str) -> None:
