@@ -264,6 +264,15 @@ def test_zip_with_an_impossible_size_is_an_error(tmp_path):
         open_source(str(path), data_root=tmp_path)
 
 
+def test_what_is_missing_in_a_folder_that_cannot_be_listed_is_told(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)  # as the folder of all homes may be
+    with pytest.raises(UsageError, match="nodes does not exist; expected a path or one of cifar10"):
+        open_source(str(tmp_path / "nodes"), data_root=tmp_path)
+
+
 def test_usage_errors_say_what_was_found(tree):
     root = tree({"notes/a.txt": b"x", "notes/b.txt": b"x", "notes/c": b"x"})
     with pytest.raises(UsageError, match=r"notes holds no images: looked for .*\.png.*; found 2 .txt, 1 without ext"):

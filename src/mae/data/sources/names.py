@@ -1,6 +1,7 @@
 """What a source may be called, told without opening it: nothing here needs PyTorch."""
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 from mae.data.remote.urls import MANIFEST, is_url
@@ -57,7 +58,9 @@ def _missing(spec: str, path: Path) -> str:
         return f"imagenet is expected in {path}, which does not exist; put its train/ folder there"
     if path.is_symlink():
         return f"{spec} is a broken symbolic link; correct its target"
-    neighbours = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    neighbours: list[str] = []
+    with suppress(OSError, ValueError):  # no folder, or one that may be entered but not listed
+        neighbours = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
     near = difflib.get_close_matches(spec, [*KNOWN, *sorted(neighbours)], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected a path or one of {', '.join(KNOWN)}"
     return f"{spec} does not exist; {hint}"
