@@ -207,6 +207,24 @@ def test_nan_is_refused_unless_it_means_no_data(tmp_path):
         opened(folder, nodata="nan")
 
 
+def test_names_that_are_none_in_a_zip_are_told_as_such(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("channels.txt", "a\na\n")
+    with pytest.raises(UsageError, match=r"^\S*x.zip/channels.txt does not name channels"):
+        open_source(str(tmp_path / "x.zip"), data_root=tmp_path)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("memory_limit", [None, 0])
+def test_no_data_beyond_float32_is_marked_without_a_warning(tmp_path, memory_limit):
+    lowest = float(np.finfo(np.float64).min)  # what GDAL's tools mark in rasters of float64
+    values = np.random.default_rng(0).normal(size=(6, 7))
+    values[:2] = lowest
+    tifffile.imwrite(tmp_path / "0.tif", values, extratags=[(42113, 2, 0, f"{lowest!r}", True)])
+    image = opened(tmp_path, nodata=f"{lowest!r}", memory_limit=memory_limit).get(0)[0]
+    assert image.isnan()[:2].all() and image.isfinite()[2:].all()
+
+
 def test_a_value_that_no_file_can_hold_marks_nothing(tmp_path):
     folder = written(tmp_path / "tiles", tiles(dtype="u1"))
     for value in ("-9999", "300", "1.5", "nan"):

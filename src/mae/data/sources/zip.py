@@ -106,6 +106,8 @@ def open_zip(path: Path, *, name: str) -> ZipSource:
         with zipfile.ZipFile(path) as archive:
             members, skipped = _files_in(archive)
             channels = _names_in(archive, members, name=name)
+    except UsageError:  # of the channel names
+        raise
     # Reading a member may raise zlib's own error.
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise UsageError(f"{name} is not a whole zip archive: {error}") from error
