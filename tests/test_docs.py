@@ -207,6 +207,12 @@ def test_the_tests_that_are_named_are_there():
         assert f"def {name}(" in (ROOT / path).read_text(), (path, name)
 
 
+def test_the_table_of_rooms_has_all_of_them():
+    rooms = {entry.name for entry in (ROOT / "src" / "mae").iterdir() if re.match(r"[a-z]\w*(\.py)?$", entry.name)}
+    table = "\n".join(re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE))
+    assert {name.removesuffix("/") for name in re.findall(r"`([\w./]+)`", table)} == rooms
+
+
 def test_the_two_commands_are_targets_of_the_makefile():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     promised = re.findall(r"make (\w+)", "".join(blocks(ROOT / "README.md", "bash")))

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import fields
 from functools import cache
 from io import StringIO
 from itertools import pairwise
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mae.cli import COMMANDS, main
+from mae.config import CHANGEABLE, as_flag
 from mae.core.kinds import ROOMS, kinds
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +105,13 @@ def test_options_of_commands_are_theirs(page: Path):
         if words[0] in COMMANDS:
             unknown = {word.partition("=")[0] for word in words if OPTION.match(word)} - known(words)
             assert not unknown, command
+
+
+def test_what_a_resumed_run_may_change_is_named_in_full():
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text()
+    named = page.partition("Options that would change the run are")[2].partition("may change: where")[0]
+    changeable = {as_flag(each.name) for group in CHANGEABLE for each in fields(group)} - {"--out"}
+    assert {flag.replace("--no-", "--") for flag in OPTION.findall(named)} == changeable
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from mae.config import RunConfig
 def demo() -> RunConfig:
     """A small model on the photographs that come with installed libraries.
 
-    Command: `mae demo`. Cost: 3 min 40 s to 5 min in all on two cores of an AMD EPYC.
-    Result there in bf16, seed 0: a loss about 47 % below the mean predictor; k-NN of the mean token 74.0 % beside
+    Command: `mae demo`. Cost: 3 min 40 s to 6 min in all on two cores of an AMD EPYC.
+    Result there in bf16, seed 0: a loss about 47 % below the mean predictor; k-NN of the mean token 70.6 % beside
     62.0 % for random weights, 27.3 % for raw pixels and 12.5 % for chance. So short a run depends on rounding: other
-    processors, precisions and versions gave 66.1 to 72.1 %.
+    processors, precisions and versions gave 66.1 to 74.0 %.
     """
     return RunConfig.of(
         source="builtin:photos",
