@@ -154,6 +154,14 @@ def test_help_says_what_a_value_is(command: str, capsys: pytest.CaptureFixture[s
     assert "--mask-ratio FRACTION" in shown and "--crop-scale MIN MAX" in shown and "(default: 0.001)" in shown
 
 
+@pytest.mark.parametrize("command", ["demo", "embed", "neighbours"])
+def test_help_tells_a_default_once(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = " ".join(re.findall(r"[^\s│]+", capsys.readouterr().out))
+    assert "(default: " in shown and not re.search(r"\(default: (None)?\)|\(default: [^)]*\)\. \(default: ", shown)
+
+
 def test_none_is_typed_as_such():
     assert parse(["photos", "--clip-grad", "None"])[0].optim.clip_grad is None
     assert parse(["photos", "--recipe", "imagenet_base", "--clip-grad", "2"])[0].optim.clip_grad == 2

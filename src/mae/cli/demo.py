@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mae.errors import UsageError
+from mae.options import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,12 +24,16 @@ def run(args: list[str]) -> int:
     return tyro.cli(demo, args=args, prog="mae demo", config=(tyro.conf.FlagCreatePairsOff,))
 
 
-def demo(out: Path | None = None, steps: int | None = None, web: bool = False) -> int:
+def demo(
+    out: Annotated[Path | None, shown("a new one under runs/; with --web runs/demo", "DIR")] = None,
+    steps: Annotated[int | None, shown("the recipe's", "N")] = None,
+    web: bool = False,
+) -> int:
     """Pre-train a small model on photographs that come with installed libraries; some minutes on two CPU cores.
 
     Args:
-        out: run folder (default: a new one under runs/; with --web runs/demo).
-        steps: optimizer steps (default: the recipe's).
+        out: run folder.
+        steps: optimizer steps.
         web: then draw masks on pictures in the browser, see 'mae web'; a demo that is in the run folder already is not
             trained again, and one that was stopped is resumed. Another run there is refused.
     """

@@ -18,7 +18,7 @@ def run(args: list[str]) -> int:
         model: Annotated[str, tyro.conf.Positional],
         source: Annotated[str, tyro.conf.Positional],
         out: Path,
-        features: tuple[str, ...] = (),
+        features: Annotated[tuple[str, ...], shown("all but patches", "FEATURE ...")] = (),
         pool: Annotated[str | None, shown("none", "learned|FILE")] = None,
         data_root: Path = Path("data"),
         device: Device = "auto",
@@ -30,7 +30,7 @@ def run(args: list[str]) -> int:
             model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
             source: a folder, a list file, a .zip or the name of a known set.
             out: a new file that ends in .parquet, .csv, .npz or .safetensors.
-            features: cls, mean, pooled or patches, as the model has them (default: all but patches).
+            features: cls, mean, pooled or patches, as the model has them.
             pool: write the vector that 'mae evaluate pooled_probe' learned to make of patch tokens: learned, the
                 run's, or that of the probe's file.
             data_root: where sets known by name are kept.

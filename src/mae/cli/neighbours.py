@@ -8,6 +8,7 @@ import tyro
 from mae.cli.early import check_use
 from mae.config import Device
 from mae.errors import UsageError
+from mae.options import shown
 
 
 def run(args: list[str]) -> int:
@@ -19,8 +20,8 @@ def neighbours(
     model: Annotated[str, tyro.conf.Positional],
     source: Annotated[str, tyro.conf.Positional],
     out: Path = Path("neighbours.png"),
-    queries: tuple[str, ...] = (),
-    count: int | None = None,
+    queries: Annotated[tuple[str, ...], shown("--count of them, drawn", "NAME ...")] = (),
+    count: Annotated[int | None, shown("8", "N")] = None,
     k: int = 8,
     feature: str = "mean",
     data_root: Path = Path("data"),
@@ -33,8 +34,8 @@ def neighbours(
         model: a run folder, one of its checkpoints, a .safetensors file, timm:NAME or hf:NAME_OR_PATH.
         source: a folder, a list file, a .zip or the name of a known set.
         out: a new .png, or a .csv with a row a neighbour, its rank and similarities.
-        queries: names of the images to start from, or ends of their paths (default: --count of them, drawn).
-        count: how many images are drawn to start from, where --queries names none (default: 8).
+        queries: names of the images to start from, or ends of their paths.
+        count: how many images are drawn to start from, where --queries names none.
         k: neighbours of each.
         feature: what is compared: cls, mean or pooled, as the model has them; learned, of the run's pooled_probe.
         data_root: where sets known by name are kept.
