@@ -11,9 +11,8 @@ from mae.errors import MAEError, UsageError
 
 IGNORED = 255
 """What stands for pixels that count neither as right nor as wrong; as a number in a file it always means that."""
-MOST_NUMBER = 65535
-"""Of a class in a file; larger values are colours."""
 _MOST = 255
+_MOST_NUMBER = 65535  # of a class in a file; larger values are colours
 _IGNORED_NAMES = frozenset({"unlabelled", "unlabeled", "void", "ignore", "ignored"})
 _SHOWN = 8
 
@@ -167,6 +166,11 @@ def read_classes(path: Path) -> dict[str, int | None]:
             raise UsageError(f"{path}, line {number}: {line.strip()!r}; expected red, green and blue from 0 to 255")
         classes[label] = value
     return classes
+
+
+def tells_colours(listed: Mapping[str, int | None] | None) -> bool:
+    """Whether a list of classes, as `read_classes` gives it, says which colours stand for them; None: there is none."""
+    return any(value is not None and value > _MOST_NUMBER for value in (listed or {}).values())
 
 
 def _end_in_numbers(rows: list[list[str]]) -> bool:

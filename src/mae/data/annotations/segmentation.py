@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from mae.data.annotations.parts import HELD_OUT, PARTS, below, check_one_each, first, held_out, without_images
-from mae.data.annotations.pixel_classes import MOST_NUMBER, PixelClasses, packed, pixel_classes, read_classes
+from mae.data.annotations.pixel_classes import PixelClasses, packed, pixel_classes, read_classes, tells_colours
 from mae.data.annotations.written import left_out
 from mae.data.decode.image import decode_mask, probe
 from mae.data.decode.limits import check_num_bytes
@@ -279,7 +279,7 @@ def _values(masks: Sequence[Path], listed: Mapping[str, int | None] | None) -> t
     """
     found: set[int] = set()
     # Three channels that are alike are numbers, or nothing but background among colours.
-    coloured, told = False, max(filter(None, (listed or {}).values()), default=0) > MOST_NUMBER
+    coloured, told = False, tells_colours(listed)
     for path in masks if listed is None else masks[:_SCANNED]:
         mask = read_mask(path)
         if mask.ndim == 3 and (told or not (mask == mask[:, :, :1]).all()):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mae.data.annotations.parts import HELD_OUT
-from mae.data.annotations.pixel_classes import IGNORED, MOST_NUMBER, PixelClasses, packed, pixel_classes
+from mae.data.annotations.pixel_classes import IGNORED, PixelClasses, packed, pixel_classes, tells_colours
 from mae.data.annotations.segmentation import find_masks, read_mask
 from mae.data.annotations.written import left_out
 from mae.data.decode.image import HEADER_BYTES, recognise
@@ -176,17 +176,16 @@ def _classes(
 
 def _kinds(masks: Sequence[_Mask], coloured: bool, listed: _Listed | None) -> Finding:
     """Numbers where colours are expected, and the reverse: masks with a palette that were saved as RGB, or without."""
-    told = [value for value in (listed or {}).values() if value is not None]
     advice = "a palette was read as colours: save the masks with the palette's numbers, or all as colours"
     others = [mask.path for mask in masks if mask.coloured != coloured]
     if others:
         what = f"masks hold {'numbers, the others colours' if coloured else 'colours, the others numbers'}"
         return fault("palette", others, of=len(masks), what=what, advice=advice, level="stop")
-    if coloured and len(told) < len(listed or {"": None}):
+    if coloured and (not listed or None in listed.values()):
         what = "masks hold colours, and classes.txt does not say which class each stands for"
         advice = "save the palette's numbers instead, or write the colours into classes.txt, as in 'road 128 64 128'"
         return fault("palette", [mask.path for mask in masks], of=len(masks), what=what, advice=advice, level="stop")
-    if not coloured and told and max(told) > MOST_NUMBER:
+    if not coloured and tells_colours(listed):
         what = "masks hold numbers, and classes.txt tells colours"
         advice = "write names alone into classes.txt, in the order of the numbers, or save the masks as colours"
         return fault("palette", [mask.path for mask in masks], of=len(masks), what=what, advice=advice, level="stop")

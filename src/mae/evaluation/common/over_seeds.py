@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _CONFIDENCE = 0.95
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,13 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> OverSeeds:
     """How much larger one number is than another, seed by seed: Student's paired t-test."""
     return over_seeds([one - other for one, other in zip(ours, theirs, strict=True)])
+
+
+def differ_alike(low: float, high: float) -> bool:
+    """Whether all seeds differ by the same, as scores on few test images may: an interval without width, but not at 0.
+
+    Args:
+        low: lower end of the interval of the differences.
+        high: its upper end.
+    """
+    return not low <= 0 <= high and high - low <= _ROUNDING * max(abs(low), abs(high))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from mae.evaluation.common.dense import mean_ious
-from mae.evaluation.common.over_seeds import over_seeds, paired_difference
+from mae.evaluation.common.over_seeds import differ_alike, over_seeds, paired_difference
 from mae.evaluation.common.task import LabelledTask
 from mae.evaluation.protocol import THIS_MODEL, ProtocolResult
 
@@ -20,7 +20,6 @@ COMMONEST = "commonest class"
 _RESAMPLES = 10_000
 _MAP_RESAMPLES = 2000
 _LEVELS = (0.025, 0.975)
-_ROUNDING = 1e-9
 
 Answer = Literal["better", "unclear", "worse"]
 
@@ -210,15 +209,14 @@ def compare_seeds(
         test_images: that it was taken on.
 
     Returns:
-        None without the baseline; of one seed, and where all seeds differ alike, as they may on few test images: these
-        say nothing of chance.
+        None without the baseline; of one seed, and where all seeds differ alike: these say nothing of chance.
     """
     ours, theirs = scores[THIS_MODEL], scores.get(baseline)
     if theirs is None or len(ours) < 2:
         return None
     reached, gap = over_seeds(ours), paired_difference(ours, theirs)
     assert reached.low is not None and reached.high is not None and gap.low is not None and gap.high is not None
-    if gap.high - gap.low < _ROUNDING * abs(gap.mean):
+    if differ_alike(gap.low, gap.high):
         return None
     return Verdict(
         accuracy=reached.mean,

@@ -120,24 +120,20 @@ class Labels(EvaluationProtocol):
             # Mixed images would be all that is ever learned in so few steps.
             "mixing": False,
         }
-        protocols: dict[str, EvaluationProtocol] = {
-            _FINETUNE: Finetune(**short),
-            _SCRATCH: Finetune(**short, from_scratch=True),
-        }
+        protocols: dict[str, EvaluationProtocol] = {}
         notes = []
         if can_hold_out(labels):
             fitted, _ = hold_out(labels, seed=part.seed)
             an_epoch = -(-len(fitted) // _PROBE_BATCH)
             epochs = max(_PROBE_EPOCHS, -(-self.steps // an_epoch))
-            probes = {
-                _LINEAR: LinearProbe(baselines=False),
-                _ATTENTIVE: AttentiveProbe(epochs=epochs, batch_size=_PROBE_BATCH),
-            }
-            protocols = {**probes, **protocols}
+            protocols[_LINEAR] = LinearProbe(baselines=False)
+            protocols[_ATTENTIVE] = AttentiveProbe(epochs=epochs, batch_size=_PROBE_BATCH)
         else:
             notes.append(
                 f"{share} is one image a class, so none can be held out to choose a probe's options: no probes there."
             )
+        protocols[_FINETUNE] = Finetune(**short)
+        protocols[_SCRATCH] = Finetune(**short, from_scratch=True)
         rankings = {}
         for name, protocol in protocols.items():
             part.console.print(f"{share} of the labels: {name}", highlight=False, markup=False)

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from scipy.stats import ttest_rel
 
+from mae.evaluation.common.over_seeds import differ_alike
 from mae.experiments.core.metrics import Metric
 from mae.experiments.core.results import StudyResult
 
 CONFIDENCE = 0.95
-_ROUNDING = 1e-9
 
 Verdict = Literal[
     "better",
@@ -110,8 +110,8 @@ def _verdict(low: float | None, high: float | None, pairs: int, metric: Metric) 
         return "no verdict: interval not finite"  # as of values so large that their squares overflow
     if low <= 0 <= high:
         return "not distinguishable"
-    if high - low <= _ROUNDING * max(abs(low), abs(high)):
-        return "no verdict: all seeds differ alike"  # as scores on few test images may: their std is not 0
+    if differ_alike(low, high):
+        return "no verdict: all seeds differ alike"
     return "better" if (low > 0) == (metric.better == "higher") else "worse"
 
 
